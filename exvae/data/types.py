@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 import numpy as np
 
 
-class Split(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Split:
     """Images in memory, one byte a value, and labels where the source has them."""
 
     images: np.ndarray  # (n, height, width, channels) uint8; binarized images hold 0 and 255
-    labels: np.ndarray | None  # (n,) int32
+    labels: np.ndarray | None = None  # (n,) int32
 
     def __len__(self) -> int:
-        # A NamedTuple would count its fields; users of a split count its images.
         return len(self.images)
 
 
-class Dataset(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Dataset:
     """What `exvae.data.load` returns."""
 
     train: Split
