@@ -1,0 +1,47 @@
+"""ConvHVAE: HVAE that reads and draws images with gated convolutions (supplement, architecture c)."""
+
+from __future__ import annotations
+
+import math
+
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from exvae.models.conv import Conv, GatedConv
+from exvae.models.hvae import HVAE
+from exvae.models.layers import GatedDense
+
+# (features, kernel size, stride); 28x28 -> 28 -> 14 -> 14 -> 7 -> 7.
+Z2_STACK = ((32, 7, 1), (32, 3, 2), (64, 5, 1), (64, 3, 2), (6, 3, 1))
+Z1_STACK = ((32, 3, 1), (32, 3, 2), (64, 3, 1), (64, 3, 2), (6, 3, 1))
+DECODER_CHANNELS, DECODER_LAYERS = 64, 4
+
+
+def flatten(h: Float[Array, "B H W C"]) -> Float[Array, "B I"]:
+    return h.reshape(h.shape[0], -1)
+
+
+def encoder(stack: tuple[tuple[int, int, int], ...]) -> nn.Sequential:
+    return nn.Sequential([*(GatedConv(features, size, stride) for features, size, stride in stack), flatten])
+
+
+class ConvHVAE(HVAE):
+    """Same latents and densities as HVAE."""
+
+    def setup_images(self):
+        height, width, channels = self.image_shape
+        self.z2_from_x = encoder(Z2_STACK)
+        self.z1_from_x = encoder(Z1_STACK)
+        # As wide as the flattened feature maps of `z1_from_x` (7 x 7 x 6 for 28 x 28 images).
+        self.z1_from_z2 = GatedDense(math.ceil(height / 4) * math.ceil(width / 4) * Z1_STACK[-1][0])
+        self.p_x = nn.Sequential(
+            [
+                GatedDense(math.prod(self.image_shape)),
+                lambda h: h.reshape(-1, *self.image_shape),
+                *(GatedConv(DECODER_CHANNELS, 3, 1) for _ in range(DECODER_LAYERS)),
+                Conv(channels, 1),
+            ]
+        )
+
+    def read(self, x: Float[Array, "B H W C"]) -> Float[Array, "B H W C"]:
+        return x

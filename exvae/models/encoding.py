@@ -1,0 +1,55 @@
+"""Latent means of many images, in blocks."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+from jaxtyping import Array, Float, Int, UInt8
+
+from exvae.distributions import to_unit
+
+BLOCK = 1000  # images encoded at a time: their activations stay in the cache of a CPU core
+
+
+def encode_means(
+    model: nn.Module,
+    params: dict,
+    images: UInt8[Array, "N H W C"],
+    index: Int[Array, " U"],
+    *,
+    activation_bytes: float = float("inf"),
+) -> Float[Array, "U D"]:
+    """mu(x_j) for j in `index`, differentiable in params.
+
+    The backward pass keeps the results of matrix products, as long as they fit `activation_bytes`; of the blocks
+    beyond that nothing is kept and the forward pass is repeated. Memory so has a bound that does not grow with U.
+    """
+
+    def encode(params: dict, index: Int[Array, " b"]) -> Float[Array, "b D"]:
+        return model.apply({"params": params}, to_unit(images[index]), method="encode").mean
+
+    if len(index) <= BLOCK:
+        return encode(params, index)
+    pad = -len(index) % BLOCK
+    blocks = jnp.pad(index, (0, pad)).reshape(-1, BLOCK)
+    keep = jax.checkpoint(encode, policy=jax.checkpoint_policies.dots_saveable)
+    kept = _blocks_that_fit(keep, params, blocks, activation_bytes)
+    parts = []
+    for block_fn, part in ((keep, blocks[:kept]), (jax.checkpoint(encode), blocks[kept:])):
+        if len(part):
+            parts.append(lax.map(functools.partial(block_fn, params), part).reshape(-1, model.latent_dim))
+    return jnp.concatenate(parts)[: len(index)]
+
+
+def _blocks_that_fit(block_fn, params: dict, blocks: Int[Array, "T b"], limit: float) -> int:
+    """How many blocks' saved activations fit `limit` bytes."""
+    if limit == float("inf"):
+        return len(blocks)
+    _, backward = jax.eval_shape(lambda p, i: jax.vjp(block_fn, p, i), params, blocks[0])
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
+    shared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    return min(len(blocks), int(limit // max(size - shared, 1)))

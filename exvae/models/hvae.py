@@ -1,0 +1,70 @@
+"""HVAE: two latent layers, dense (supplement, architecture b). The top latent z2 is called z everywhere else."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from exvae.distributions import Normal, log_bernoulli, log_normal, sample_normal
+from exvae.models.layers import Dense, GatedDense, NormalHead
+from exvae.models.terms import Terms
+
+
+class HVAE(nn.Module):
+    """q(z2|x) q(z1|x,z2) and p(z2) p(z1|z2) p(x|z1,z2). Subclasses change what reads and draws images."""
+
+    image_shape: tuple[int, int, int]
+    latent_dim: int  # of z2, the top latent
+    lower_latent_dim: int  # of z1
+    hidden_dim: int
+
+    def setup(self):
+        self.setup_images()
+        self.q_z2 = NormalHead(self.latent_dim)
+        self.q_z1_joint = GatedDense(self.hidden_dim)
+        self.q_z1 = NormalHead(self.lower_latent_dim)
+        self.p_z1_body = nn.Sequential([GatedDense(self.hidden_dim), GatedDense(self.hidden_dim)])
+        self.p_z1 = NormalHead(self.lower_latent_dim)
+        self.p_x_z1 = GatedDense(self.hidden_dim)
+        self.p_x_z2 = GatedDense(self.hidden_dim)
+
+    def setup_images(self):
+        self.z2_from_x = nn.Sequential([GatedDense(self.hidden_dim), GatedDense(self.hidden_dim)])
+        self.z1_from_x = GatedDense(self.hidden_dim)
+        self.z1_from_z2 = GatedDense(self.hidden_dim)
+        self.p_x = nn.Sequential([GatedDense(self.hidden_dim), Dense(math.prod(self.image_shape))])
+
+    def read(self, x: Float[Array, "B H W C"]) -> Float[Array, "B ..."]:
+        """The image in the form that `z2_from_x` and `z1_from_x` take."""
+        return x.reshape(x.shape[0], -1)
+
+    def encode(self, x: Float[Array, "B H W C"]) -> Normal:
+        return Normal(*self.q_z2(self.z2_from_x(self.read(x))))
+
+    def posterior_z1(self, x: Float[Array, "B H W C"], z2: Float[Array, "B D"]) -> Normal:
+        joint = jnp.concatenate([self.z1_from_x(self.read(x)), self.z1_from_z2(z2)], axis=-1)
+        return Normal(*self.q_z1(self.q_z1_joint(joint)))
+
+    def prior_z1(self, z2: Float[Array, "B D"]) -> Normal:
+        return Normal(*self.p_z1(self.p_z1_body(z2)))
+
+    def logits(self, z1: Float[Array, "B D1"], z2: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
+        joint = jnp.concatenate([self.p_x_z1(z1), self.p_x_z2(z2)], axis=-1)
+        return self.p_x(joint).reshape(-1, *self.image_shape)
+
+    def terms(self, key: Array, x: Float[Array, "B H W C"]) -> Terms:
+        key_z2, key_z1 = jax.random.split(key)
+        q_z2 = self.encode(x)
+        z2 = sample_normal(key_z2, q_z2)
+        q_z1, p_z1 = self.posterior_z1(x, z2), self.prior_z1(z2)
+        z1 = sample_normal(key_z1, q_z1)
+        log_ratio = log_normal(z1, p_z1) - log_normal(z1, q_z1)
+        return Terms(z2, q_z2, log_bernoulli(x, self.logits(z1, z2)), log_ratio, log_normal(z2, q_z2))
+
+    def decode(self, key: Array, z: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
+        z1 = sample_normal(key, self.prior_z1(z))
+        return jax.nn.sigmoid(self.logits(z1, z))

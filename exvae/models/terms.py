@@ -1,0 +1,22 @@
+"""What an architecture says about a batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Float
+
+from exvae.distributions import Normal
+
+
+class Terms(NamedTuple):
+    """The parts of the ELBO that do not involve the prior of the top latent, one sample of z per image.
+
+    elbo = log_px + log_ratio - log_q + log p(z), the last from `exvae.priors`.
+    """
+
+    z: Float[Array, "B D"]  # sample of the top latent
+    q: Normal  # q(z|x), the top latent's posterior
+    log_px: Float[Array, " B"]  # log p(x | all latents)
+    log_ratio: Float[Array, " B"] | float  # log p(z1|z) - log q(z1|x,z) of the lower latent; 0 without one
+    log_q: Float[Array, " B"]  # log q(z|x)

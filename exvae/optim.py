@@ -1,0 +1,66 @@
+"""Gradient-normalised Adam, learning rate schedule, KL warm-up and early stopping."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+NORM_EPS = 1e-7
+
+
+def normalise_gradients() -> optax.GradientTransformation:
+    """g <- g / (||g||_2 + 1e-7) for each parameter tensor by itself (Yu et al., 2017)."""
+
+    def update(grads, state, params=None):
+        del params
+        return jax.tree.map(lambda g: g / (jnp.sqrt(jnp.sum(jnp.square(g))) + NORM_EPS), grads), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def learning_rate(config: Any, total_steps: int) -> optax.Schedule:
+    """`config.optim.schedule`: the paper's constant rate, or a linear rise and a cosine decay to a floor."""
+    if config.schedule == "constant":
+        return optax.constant_schedule(config.learning_rate)
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=config.learning_rate,
+        warmup_steps=min(config.rise_steps, total_steps // 2),
+        decay_steps=total_steps,
+        end_value=config.learning_rate * config.floor,
+    )
+
+
+def optimizer(config: Any, total_steps: int) -> optax.GradientTransformation:
+    """Adam(0.9, 0.999, 1e-8) on normalised gradients."""
+    first = normalise_gradients() if config.normalise_gradients else optax.identity()
+    return optax.chain(first, optax.scale_by_adam(), optax.scale_by_learning_rate(learning_rate(config, total_steps)))
+
+
+def kl_weight(step: Array, steps_per_epoch: int, warmup_epochs: int) -> Array:
+    """beta = min(1, epoch / warm-up epochs) with the first epoch counted as 1."""
+    epoch = step // steps_per_epoch + 1
+    return jnp.minimum(1.0, epoch / max(warmup_epochs, 1))
+
+
+class EarlyStopping(NamedTuple):
+    """The best validation ELBO so far, and for how many epochs since it has not improved."""
+
+    best_elbo: Array
+    best_epoch: Array
+    bad_epochs: Array
+
+    @classmethod
+    def start(cls) -> EarlyStopping:
+        return cls(jnp.float32(-jnp.inf), jnp.int32(0), jnp.int32(0))
+
+    def update(self, epoch: int, elbo: float, warmup_epochs: int) -> EarlyStopping:
+        """The count stays at 0 until the KL warm-up ends: before that the objective itself still changes."""
+        if elbo > float(self.best_elbo):
+            return EarlyStopping(jnp.float32(elbo), jnp.int32(epoch), jnp.int32(0))
+        bad = int(self.bad_epochs) + 1 if epoch >= warmup_epochs else 0
+        return self._replace(bad_epochs=jnp.int32(bad))

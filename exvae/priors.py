@@ -1,0 +1,134 @@
+"""Priors of the top latent: log p(z), one number per row of z. They know nothing of images."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from exvae.distributions import LOG_2PI, Normal, log_normal
+
+NAMES = ("gaussian", "vamp", "exemplar")
+NOBODY = -1  # an exemplar slot that holds nothing: padding, or a duplicate of another slot
+BLOCK = 2048  # exemplars scored at a time: a (B, BLOCK) tile of the distance matrix stays in the cache
+# TPUs and recent GPUs would round the factors of a float32 product; distances are differences of large numbers.
+_product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+def gaussian_log_prob(z: Float[Array, "B D"]) -> Float[Array, " B"]:
+    """log N(z | 0, I)."""
+    return log_normal(z, Normal(jnp.zeros_like(z), jnp.zeros_like(z)))
+
+
+def vamp_log_prob(z: Float[Array, "B D"], q: Normal) -> Float[Array, " B"]:
+    """log 1/P sum_p N(z | mu_p, diag(v_p)), the VampPrior, with q the posteriors of the P pseudo-inputs.
+
+    The square is expanded, so that all (B, P) exponents are two matrix products.
+    """
+    precision = jnp.exp(-q.log_var)  # (P, D)
+    squares = _product(jnp.square(z), precision.T) - 2.0 * _product(z, (q.mean * precision).T)  # (B, P)
+    constant = jnp.sum(jnp.square(q.mean) * precision + q.log_var + LOG_2PI, axis=-1)  # (P,)
+    return jax.nn.logsumexp(-0.5 * (squares + constant), axis=-1) - np.log(q.mean.shape[0])
+
+
+def exemplar_log_prob(
+    z: Float[Array, "B D"],
+    means: Float[Array, "U D"],
+    log_var: Float[Array, ""],
+    *,
+    count: Float[Array, " B"] | float,
+    exemplar_index: Int[Array, " U"] | None = None,
+    leave_out: Int[Array, " B"] | None = None,
+    neighbours: Int[Array, "B K"] | None = None,
+) -> Float[Array, " B"]:
+    """log 1/M sum_j N(z | mu_j, sigma^2 I), Eq. (8), over the exemplars j that z may see.
+
+    One function for all objectives of the paper. Exact over everything in `means`; where those are the K nearest only,
+    a lower bound, Eq. (9), because `count` stays M. Streams over blocks of exemplars, forward and backward: no array
+    larger than (B, BLOCK) or `means` exists. Differentiable in z, means and log_var.
+
+    Args:
+      z: latent codes.
+      means: mu(x_j) of the exemplars.
+      log_var: log sigma^2.
+      count: M, the number of components that the mixture divides by; may differ between rows (leave-one-out).
+      exemplar_index: number of each exemplar in the training set, or NOBODY for a slot to be skipped.
+      leave_out: number of the image behind each row of z: that exemplar is skipped (O1).
+      neighbours: exemplar numbers that each row may see at all; None: every one.
+    """
+    batch, dim = z.shape
+    if exemplar_index is None:
+        exemplar_index = jnp.arange(means.shape[0])
+    if leave_out is None:
+        leave_out = jnp.full(batch, NOBODY)
+    log_sum = _log_sum_exp(z, means, log_var, exemplar_index, leave_out, neighbours)
+    return log_sum - jnp.log(count) - 0.5 * dim * (LOG_2PI + log_var)
+
+
+def _tiles(means: Array, exemplar_index: Array) -> tuple[Array, Array]:
+    """Cut the exemplars into equal blocks: (T, BLOCK, D) and (T, BLOCK), the rest filled with NOBODY."""
+    block = min(BLOCK, means.shape[0])
+    pad = -means.shape[0] % block
+    means = jnp.pad(means, ((0, pad), (0, 0)))
+    exemplar_index = jnp.pad(exemplar_index, (0, pad), constant_values=NOBODY)
+    return means.reshape(-1, block, means.shape[1]), exemplar_index.reshape(-1, block)
+
+
+def _exponents(z, means, log_var, index, leave_out, neighbours) -> Float[Array, "B U"]:
+    """-||z - mu||^2 / (2 sigma^2) by ONE matrix product; -inf where the row may not see the exemplar."""
+    half_norms = 0.5 * jnp.sum(jnp.square(z), -1)[:, None] + 0.5 * jnp.sum(jnp.square(means), -1)[None, :]
+    exponents = (_product(z, means.T) - half_norms) * jnp.exp(-log_var)
+    seen = (index != NOBODY)[None, :] & (index[None, :] != leave_out[:, None])
+    if neighbours is not None:
+        seen &= jnp.any(neighbours[:, :, None] == index[None, None, :], axis=1)
+    return jnp.where(seen, exponents, -jnp.inf)
+
+
+@jax.custom_vjp
+def _log_sum_exp(z, means, log_var, exemplar_index, leave_out, neighbours) -> Float[Array, " B"]:
+    """log sum_j exp(-||z - mu_j||^2 / (2 sigma^2)) with a running maximum and sum over blocks."""
+
+    def add(carry, tile):
+        top, total = carry
+        exponents = _exponents(z, tile[0], log_var, tile[1], leave_out, neighbours)
+        new_top = jnp.maximum(top, jnp.max(exponents, -1))
+        shift = jnp.where(jnp.isneginf(new_top), 0.0, new_top)  # nothing seen so far: exp(-inf - 0) = 0
+        total = total * jnp.exp(top - shift) + jnp.sum(jnp.exp(exponents - shift[:, None]), -1)
+        return (new_top, total), None
+
+    start = (jnp.full(z.shape[0], -jnp.inf), jnp.zeros(z.shape[0]))
+    (top, total), _ = lax.scan(add, start, _tiles(means, exemplar_index))
+    return top + jnp.log(total)
+
+
+def _forward(z, means, log_var, exemplar_index, leave_out, neighbours):
+    log_sum = _log_sum_exp(z, means, log_var, exemplar_index, leave_out, neighbours)
+    return log_sum, (z, means, log_var, exemplar_index, leave_out, neighbours, log_sum)
+
+
+def _backward(saved, grad):
+    """Each exemplar pulls with its responsibility w_bj = grad_b exp(exponent_bj - log_sum_b), recomputed per block."""
+    z, means, log_var, exemplar_index, leave_out, neighbours, log_sum = saved
+    log_sum = jnp.where(jnp.isneginf(log_sum), 0.0, log_sum)  # a row that sees nothing pulls nothing
+    inverse_var = jnp.exp(-log_var)
+
+    def add(carry, tile):
+        pull_z, grad_log_var = carry
+        exponents = _exponents(z, tile[0], log_var, tile[1], leave_out, neighbours)
+        weights = jnp.exp(exponents - log_sum[:, None]) * grad[:, None]  # (B, BLOCK)
+        pull_z += _product(weights, tile[0]) - jnp.sum(weights, -1)[:, None] * z
+        pull_means = _product(weights.T, z) - jnp.sum(weights, 0)[:, None] * tile[0]
+        grad_log_var -= jnp.sum(jnp.where(jnp.isneginf(exponents), 0.0, weights * exponents))
+        return (pull_z, grad_log_var), pull_means
+
+    start = (jnp.zeros_like(z), jnp.zeros(()))
+    (pull_z, grad_log_var), pull_means = lax.scan(add, start, _tiles(means, exemplar_index))
+    grad_means = pull_means.reshape(-1, means.shape[1])[: means.shape[0]]
+    return pull_z * inverse_var, grad_means * inverse_var, grad_log_var, None, None, None
+
+
+_log_sum_exp.defvjp(_forward, _backward)
