@@ -1,0 +1,71 @@
+"""Data in memory: `load(config.data)` gives train, valid and test of a named set or of the user's own images."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import ml_collections
+
+from exvae.data import registry, splits
+from exvae.data.types import Dataset, Split
+from exvae.errors import UserError
+
+__all__ = ["Dataset", "Split", "check_name", "load", "names"]
+
+_PREFIXES = ("npz:", "images:")
+
+
+def names() -> tuple[str, ...]:
+    """The named data sets; `npz:PATH` and `images:PATH` come on top of them."""
+    return (*registry.SETS, "mnist_5k", "glyphs")
+
+
+def load(data_config: ml_collections.ConfigDict, *, binarize: bool = True) -> Dataset:
+    """Loads `config.data.name`; valid and test of grey sets are binarized once unless `binarize` is False.
+
+    Colour images are never binarized. Train is always grey: it is binarized afresh each step, exemplars never.
+    """
+    check_name(data_config.name)
+    dataset = _load_grey(data_config)
+    grey = dataset.train.images.shape[-1] == 1
+    return splits.binarize(dataset) if binarize and grey else dataset
+
+
+def check_name(name: str) -> None:
+    """Raises UserError with the nearest name if `name` is no data set; reads nothing."""
+    if name in names() or any(name.startswith(prefix) and name != prefix for prefix in _PREFIXES):
+        return
+    allowed = [*names(), "npz:PATH", "images:PATH"]
+    heads = {entry.split(":")[0]: entry for entry in allowed}
+    near = difflib.get_close_matches(name.split(":")[0].lower(), heads, n=1, cutoff=0.5)
+    hint = f" (did you mean {heads[near[0]]}?)" if near else ""
+    raise UserError(f"config.data.name={name} is unknown{hint}; allowed: {', '.join(allowed)}")
+
+
+def _load_grey(data_config: ml_collections.ConfigDict) -> Dataset:
+    """Dispatches on the name; modules are imported where needed, so that a set costs only its own imports."""
+    name, seed = data_config.name, data_config.split_seed
+    if name in registry.SETS:
+        return registry.load(name, data_config.dir, seed)
+    kind, _, path = name.partition(":")
+    if kind == "mnist_5k":
+        from exvae.data import bundled
+
+        parts = bundled.read()
+    elif kind == "glyphs":
+        from exvae.data import glyphs
+
+        if data_config.num_images < 3:
+            raise UserError(f"config.data.num_images={data_config.num_images} must be at least 3")
+        parts = {"all": glyphs.generate(data_config.num_images, seed)}  # one seed names both drawings and split
+    elif kind == "npz":
+        from exvae.data import npz
+
+        parts = npz.read(Path(path).expanduser())
+    else:
+        from exvae.data import images
+
+        size, colour = data_config.image_size, data_config.colour
+        parts = images.read(Path(path).expanduser(), image_size=size, colour=colour)
+    return splits.assign(parts, seed=seed)

@@ -1,0 +1,98 @@
+"""How images become train, valid and test, and how valid and test become binary: here and nowhere else."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from exvae.data.types import Dataset, Split
+from exvae.errors import UserError
+
+BINARIZATION_SEED = 777  # the authors' seed
+_BLOCK = 1000  # images binarized at a time: keeps the uniforms of a draw to a few megabytes
+
+
+def assign(
+    parts: dict[str, Split],
+    *,
+    seed: int,
+    num_valid: int | None = None,
+    shuffle: bool = True,
+) -> Dataset:
+    """Turns what a source holds into train, valid and test.
+
+    Args:
+        parts: `{"train", "test"}` or `{"train", "valid", "test"}`, which are kept, or `{"all"}`: 80, 10 and 10 %.
+        seed: of the shuffle; the same seed gives the same split on every machine.
+        num_valid: how many of train become valid where the source has none; None: a tenth.
+        shuffle: whether valid is a random part of train, or its last images (MNIST, Fashion-MNIST).
+    """
+    _check_shapes(parts)
+    if "all" in parts:
+        return _from_pool(parts["all"], seed)
+    train, test = parts["train"], parts["test"]
+    if "valid" in parts:
+        return Dataset(_contiguous(train), _contiguous(parts["valid"]), _contiguous(test))
+    num_valid = max(1, len(train) // 10) if num_valid is None else num_valid
+    num_train = len(train) - num_valid
+    if num_train < 1:
+        raise UserError(f"{len(train)} training images are too few: {num_valid} of them become the validation set")
+    if shuffle:
+        order = np.random.default_rng(seed).permutation(len(train))
+        head, tail = order[:num_train], order[num_train:]
+    else:
+        head, tail = slice(num_train), slice(num_train, None)  # slices copy nothing
+    return Dataset(_take(train, head), _take(train, tail), _contiguous(test))
+
+
+def binarize(dataset: Dataset) -> Dataset:
+    """Draws valid and test once as 0 and 255: one random stream, valid first. Train stays grey, 0 and 255 stay."""
+    stream = np.random.RandomState(BINARIZATION_SEED)
+    valid = Split(draw_binary(stream, dataset.valid.images), dataset.valid.labels)
+    test = Split(draw_binary(stream, dataset.test.images), dataset.test.labels)
+    return Dataset(dataset.train, valid, test)
+
+
+def draw_binary(stream: np.random.RandomState, images: np.ndarray) -> np.ndarray:
+    """The same bits as `255 * stream.binomial(1, images / 255)` in float32, seven times as fast.
+
+    numpy's legacy binomial inverts one uniform u per pixel: for p <= 1/2 it gives u > 1 - p, else not (u > p). With
+    only 256 grey levels both comparisons are a table look-up.
+    """
+    p = (np.arange(256, dtype=np.float32) / 255).astype(np.float64)
+    threshold, flip = np.maximum(p, 1 - p), p > 0.5
+    binary = np.empty(images.shape, np.uint8)
+    for start in range(0, len(images), _BLOCK):
+        block = images[start : start + _BLOCK]
+        ones = (stream.random_sample(block.shape) > threshold[block]) ^ flip[block]
+        np.multiply(ones, np.uint8(255), out=binary[start : start + _BLOCK])
+    return binary
+
+
+def _from_pool(everything: Split, seed: int) -> Dataset:
+    n = len(everything)
+    if n < 3:
+        raise UserError(f"{n} images are too few to split into train, valid and test")
+    tenth = max(1, n // 10)
+    order = np.random.default_rng(seed).permutation(n)
+    train, valid, test = np.split(order, [n - 2 * tenth, n - tenth])
+    return Dataset(_take(everything, train), _take(everything, valid), _take(everything, test))
+
+
+def _take(split: Split, index: np.ndarray | slice) -> Split:
+    labels = None if split.labels is None else split.labels[index]
+    return _contiguous(Split(split.images[index], labels))
+
+
+def _contiguous(split: Split) -> Split:
+    labels = None if split.labels is None else np.ascontiguousarray(split.labels, np.int32)
+    return Split(np.ascontiguousarray(split.images), labels)
+
+
+def _check_shapes(parts: dict[str, Split]) -> None:
+    for key, part in parts.items():
+        if not len(part):
+            raise UserError(f"the {key} part of the data holds no images")
+    shapes = {key: part.images.shape[1:] for key, part in parts.items()}
+    if len(set(shapes.values())) > 1:
+        sizes = ", ".join(f"{key} {'x'.join(map(str, shape))}" for key, shape in shapes.items())
+        raise UserError(f"images of mixed size: {sizes}; all parts must have one height, width and number of channels")

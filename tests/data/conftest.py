@@ -1,0 +1,41 @@
+"""IDX files for the tests of several sources."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from exvae.data import idx
+
+
+def _encode(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def _write_set(folder, rng, *, suffix="", first_labels=()) -> dict[str, np.ndarray]:
+    """Writes the four files, of as many images as `idx.COUNTS` wants; returns what should come back."""
+    arrays = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, (images, labels) in idx.FILES.items():
+        n = idx.COUNTS[part]
+        arrays[part] = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+        arrays[f"{part}_labels"] = rng.integers(0, 10, n, dtype=np.uint8)
+        if part == "train":
+            arrays["train_labels"][: len(first_labels)] = first_labels
+        for stem, array in ((images, arrays[part]), (labels, arrays[f"{part}_labels"])):
+            data = _encode(array)
+            (folder / (stem + suffix)).write_bytes(gzip.compress(data, 1) if suffix else data)
+    return arrays
+
+
+@pytest.fixture
+def encode():
+    """An array of bytes as the contents of an IDX file."""
+    return _encode
+
+
+@pytest.fixture
+def write_set():
+    """Writes a set's four files."""
+    return _write_set

@@ -1,0 +1,45 @@
+"""The real sets, where a copy is at hand: EXVAE_DATA_DIR, or ../shared/data beside the repository."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from exvae import data
+
+FOLDER = Path(os.environ.get("EXVAE_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
+
+
+def load(name, **options):
+    if not (FOLDER / name).is_dir():
+        pytest.skip(f"no {name} in {FOLDER}; set EXVAE_DATA_DIR to test on real data")
+    fields = {"dir": str(FOLDER), "split_seed": 0, "image_size": 28, "colour": False, "num_images": 0}
+    return data.load(ConfigDict({"name": name, **fields}), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("mnist", (50000, 10000, 10000)), ("fashion_mnist", (50000, 10000, 10000)), ("omniglot", (23000, 1345, 8070)),
+     ("static_mnist", (50000, 10000, 10000))],
+)  # fmt: skip
+def test_real_set_has_the_sizes_of_the_paper(name, sizes):
+    dataset = load(name)
+    for split, size in zip((dataset.train, dataset.valid, dataset.test), sizes, strict=True):
+        assert split.images.shape == (size, 28, 28, 1) and split.images.dtype == np.uint8
+        assert split.images.flags.c_contiguous
+    assert set(np.unique(dataset.valid.images)) == set(np.unique(dataset.test.images)) == {0, 255}
+
+
+def test_real_mnist_draw_equals_numpy_on_the_first_images():
+    grey, binary = load("mnist", binarize=False), load("mnist")
+    expected = np.random.RandomState(777).binomial(1, grey.valid.images[:500].astype(np.float32) / 255)
+    np.testing.assert_array_equal(binary.valid.images[:500], 255 * expected)
+    assert grey.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
+
+
+def test_real_omniglot_has_every_character_in_train():
+    dataset = load("omniglot")
+    assert np.unique(dataset.train.labels).tolist() == list(range(1623))
+    assert set(dataset.test.labels) <= set(dataset.train.labels)
