@@ -1,0 +1,17 @@
+"""A few minutes on a laptop: 5,000 MNIST digits that come with an installed package, dense VAE, RAT.
+
+python launch.py --config=experiments/quickstart.py --workdir=runs/quickstart
+"""
+
+from experiments import common
+
+
+def get_config(argument: str = ""):
+    config = common.paper_config("mnist_5k", "vae", argument)
+    config.retrieval.search = "exact"
+    config.optim.schedule = "cosine"
+    config.optim.learning_rate = 1e-3
+    config.optim.rise_steps = 200
+    config.optim.kl_warmup_epochs = 20
+    config.train.epochs = 100
+    return config

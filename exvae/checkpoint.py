@@ -1,0 +1,94 @@
+"""Checkpoints of a run: the latest state, to go on from, and the best parameters. The only module that knows orbax."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from exvae.errors import UserError
+
+
+class Checkpoints:
+    """`checkpoints/latest` and `checkpoints/best` of a run's folder.
+
+    Orbax writes in a background thread into a temporary folder and renames it when it is whole: a kill at any moment
+    leaves the previous checkpoint as it was.
+    """
+
+    def __init__(self, workdir: Path):
+        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax tells of every file it writes
+        folder = (workdir / "checkpoints").absolute()
+        # Two of the latest: should the newer one turn out to be damaged, the older one is still there.
+        self._latest = _manager(folder / "latest", keep=2)
+        self._best = _manager(folder / "best", keep=1)
+
+    def save_latest(self, step: int, state: Any, meta: dict) -> None:
+        _save(self._latest, step, state, meta)
+
+    def save_best(self, step: int, params: Any) -> None:
+        _save(self._best, step, params, {})
+
+    def restore_latest(self, like: Any) -> tuple[Any, dict] | None:
+        """The newest readable state, shaped and placed as `like`, and its meta; None in a fresh folder."""
+        return _restore(self._latest, like)
+
+    def restore_best(self, like: Any) -> tuple[int, Any] | None:
+        restored = _restore(self._best, like)
+        return restored and (self._best.latest_step(), restored[0])
+
+    def wait(self) -> None:
+        """Until everything that was saved is on the disk."""
+        self._latest.wait_until_finished()
+        self._best.wait_until_finished()
+
+    def close(self) -> None:
+        self._latest.close()
+        self._best.close()
+
+
+def _manager(folder: Path, keep: int) -> ocp.CheckpointManager:
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
+    return ocp.CheckpointManager(folder, options=options)
+
+
+def _save(manager: ocp.CheckpointManager, step: int, tree: Any, meta: dict) -> None:
+    if step in manager.all_steps():  # written before a kill, and the same bits
+        return
+    # The training step donates its buffers while orbax still writes: hand orbax a copy of its own.
+    tree = jax.tree.map(jnp.copy, tree)
+    args = ocp.args.Composite(state=ocp.args.StandardSave(tree), meta=ocp.args.JsonSave(meta))
+    manager.save(step, args=args)
+
+
+def _set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
+    """Move a damaged checkpoint out of the way, so that its step can be saved again and nothing is thrown away."""
+    folder = Path(manager.directory)
+    aside = folder.parent / f"damaged-{folder.name}-{step}-{time.time_ns()}"
+    (folder / str(step)).rename(aside)
+    manager.reload()
+    return aside
+
+
+def _restore(manager: ocp.CheckpointManager, like: Any) -> tuple[Any, dict] | None:
+    steps = sorted(manager.all_steps(), reverse=True)
+    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(like), meta=ocp.args.JsonRestore())
+    reasons = []
+    for step in steps:
+        try:
+            restored = manager.restore(step, args=args)
+        except Exception as error:  # orbax raises many kinds for a damaged folder
+            reasons.append(f"step {step}: {' '.join(str(error).split())[:200]}")
+            aside = _set_aside(manager, step)
+            print(f"warning: the checkpoint of step {step} is damaged; moved to {aside}, trying the one before it")
+            continue
+        return restored["state"], restored["meta"]
+    if reasons:
+        raise UserError(f"no readable checkpoint in {manager.directory} ({'; '.join(reasons)})")
+    return None

@@ -1,0 +1,149 @@
+"""The default config, and what its values may be."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import ml_collections
+
+from exvae import data as datasets
+from exvae import priors
+from exvae.errors import UserError
+from exvae.models import ARCHITECTURES
+
+# Fields that a resumed run may change: they do not alter the steps that were already taken.
+FREE_ON_RESUME = ("data.dir", "train.epochs", "train.patience", "train.checkpoint_minutes")
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The paper's settings for MNIST and the dense VAE; `experiments/` changes a few fields each."""
+    config = ml_collections.ConfigDict()
+    config.seed = 0  # of initialisation, shuffles and every draw
+
+    config.data = data = ml_collections.ConfigDict()
+    data.name = "mnist_5k"  # a named set, npz:PATH or images:PATH
+    data.dir = ""  # folder with the data files; '' looks at EXVAE_DATA_DIR and the other places of the README
+    data.split_seed = 0  # of the shuffle before a split, apart from `seed` so that runs share their splits
+    data.image_size = 28  # images:PATH is resized to this height and width; 0 keeps the size
+    data.colour = False  # images:PATH keeps three channels
+    data.num_images = 10_000  # glyphs: how many to draw
+
+    config.model = model = ml_collections.ConfigDict()
+    model.architecture = "vae"  # vae, hvae, convhvae
+    model.latent_dim = 40  # of z (z2 in the hierarchical architectures)
+    model.lower_latent_dim = 0  # of z1; 0: as latent_dim
+    model.hidden_dim = 300  # units of a dense hidden layer
+    model.likelihood = "bernoulli"  # p(x|z): bernoulli
+
+    config.prior = prior = ml_collections.ConfigDict()
+    prior.name = "exemplar"  # gaussian, vamp, exemplar
+    prior.num_exemplars = 0  # M, exemplars drawn for each step; 0: half of the training set
+    prior.leave_one_out = True  # an image is not its own exemplar (O1)
+    prior.num_pseudo_inputs = 500  # vamp: components
+    prior.activation_mib = 1024  # memory for exemplars' activations in the backward pass; the rest is recomputed
+
+    config.retrieval = retrieval = ml_collections.ConfigDict()
+    retrieval.search = "none"  # none: all M drawn exemplars count; exact, scann: only nearest neighbours (RAT, O3)
+    retrieval.num_neighbours = 10  # K
+    retrieval.scored = "union"  # each z against the union of the batch's neighbours, or its `own` K (Eq. 12)
+    retrieval.refresh_epochs = 0  # re-encode the whole table of means every so many epochs; 0: only updates (Alg. 1)
+    retrieval.rebuild_steps = 500  # scann: steps between two builds of the index
+
+    config.optim = optim = ml_collections.ConfigDict()
+    optim.learning_rate = 5e-4  # constant, or the peak of the cosine
+    optim.schedule = "constant"  # constant, cosine
+    optim.rise_steps = 1000  # cosine: linear rise to the peak
+    optim.floor = 0.02  # cosine: last rate as a fraction of the peak
+    optim.normalise_gradients = True  # each tensor's gradient to unit norm before Adam
+    optim.kl_warmup_epochs = 100  # beta rises linearly to 1 over these
+
+    config.train = train = ml_collections.ConfigDict()
+    train.epochs = 2000  # at most
+    train.batch_size = 100  # B
+    train.patience = 50  # stop after so many epochs without a better validation ELBO (never within the warm-up)
+    train.checkpoint_minutes = 5.0  # the latest state is saved at every epoch's end and at least this often
+    return config
+
+
+def nearest_name(word: str, allowed: list[str] | tuple[str, ...]) -> str:
+    """'did you mean ...?' for a misspelt name, or ''."""
+    close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _one_of(field: str, value: str, allowed: list[str] | tuple[str, ...]) -> None:
+    if value not in allowed:
+        names = ", ".join(allowed)
+        raise UserError(f"config.{field}={value!r} must be one of {names}{nearest_name(value, allowed)}")
+
+
+def _at_least(field: str, value: float, low: float) -> None:
+    if not value >= low:
+        raise UserError(f"config.{field}={value} must be at least {low}")
+
+
+def validate(config: Any) -> None:
+    """Check everything that can be checked before the data are read."""
+    datasets.check_name(config.data.name)
+    _one_of("model.architecture", config.model.architecture, tuple(ARCHITECTURES))
+    _one_of("model.likelihood", config.model.likelihood, ("bernoulli",))
+    _one_of("prior.name", config.prior.name, priors.NAMES)
+    _one_of("retrieval.search", config.retrieval.search, ("none", "exact", "scann"))
+    _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))
+    _one_of("optim.schedule", config.optim.schedule, ("constant", "cosine"))
+    lowest = {
+        "data.image_size": 0, "data.num_images": 10, "model.latent_dim": 1, "model.lower_latent_dim": 0,
+        "model.hidden_dim": 1, "prior.num_exemplars": 0, "prior.num_pseudo_inputs": 1, "prior.activation_mib": 0,
+        "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0, "retrieval.rebuild_steps": 1,
+        "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0, "optim.kl_warmup_epochs": 0,
+        "train.epochs": 1, "train.batch_size": 1, "train.patience": 1, "train.checkpoint_minutes": 0,
+    }  # fmt: skip
+    for field, low in lowest.items():
+        group, name = field.split(".")
+        _at_least(field, config[group][name], low)
+
+
+def resolve(config: Any, num_train: int) -> ml_collections.ConfigDict:
+    """A frozen copy with the values that depend on the size of the training set filled in and checked."""
+    config = ml_collections.ConfigDict(config)
+    if config.train.batch_size > num_train:
+        raise UserError(f"config.train.batch_size={config.train.batch_size} exceeds the {num_train} training images")
+    if config.prior.name == "exemplar":
+        m = config.prior.num_exemplars = config.prior.num_exemplars or num_train // 2
+        least = 2 if config.prior.leave_one_out else 1
+        if not least <= m <= num_train:
+            raise UserError(f"config.prior.num_exemplars={m} must lie in {least}..{num_train} (the training set)")
+        k = config.retrieval.num_neighbours
+        if config.retrieval.search != "none" and k > m:
+            raise UserError(f"config.retrieval.num_neighbours={k} must lie in 1..{m} (config.prior.num_exemplars)")
+    return config
+
+
+def differences(new: dict, old: dict, prefix: str = "") -> list[str]:
+    """Fields in which two configs differ, as 'train.batch_size: 100 here, 50 in the run', without the free ones."""
+    found = []
+    for name in sorted(new.keys() | old.keys()):
+        field, a, b = prefix + name, new.get(name), old.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, field + ".")
+        elif a != b and field not in FREE_ON_RESUME:
+            found.append(f"{field}: {a!r} here, {b!r} in the run")
+    return found
+
+
+def field_names() -> list[str]:
+    """Every field as it is typed: 'config.train.epochs'."""
+    names = []
+    for name, value in get_config().items():
+        inner = value.keys() if isinstance(value, ml_collections.ConfigDict) else ()
+        names += [f"config.{name}.{field}" for field in inner] or [f"config.{name}"]
+    return names
+
+
+def check_fields(typed: list[str]) -> None:
+    """Refuse a field that does not exist, with the nearest one that does."""
+    names = field_names()
+    for field in typed:
+        if field not in names:
+            raise UserError(f"--{field} is not a config field{nearest_name(field, names)}")

@@ -1,0 +1,122 @@
+"""A run's folder but for its checkpoints: config.json, metrics.jsonl, results.json, TensorBoard events, progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+from exvae import config as configs
+from exvae.errors import UserError
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write so that the file is either the old one or the new one, whole."""
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def open_workdir(workdir: Path, config: dict) -> None:
+    """Make the folder and write config.json, or check that the run in it is of this config."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        probe = workdir / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"--workdir={workdir} cannot be written: {error.strerror}") from error
+    path = workdir / "config.json"
+    if path.exists():
+        try:
+            found = configs.differences(config, json.loads(path.read_text()))
+        except ValueError as error:
+            raise UserError(f"{path} is not readable JSON ({error}): is this the folder of a run?") from error
+        if found:
+            raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
+    write_json(path, config)
+
+
+def git_revision() -> str | None:
+    """The commit of the code, with '+' where files were changed; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+class MetricsWriter:
+    """metrics.jsonl and TensorBoard events. Lines later than the step that a run goes on from are taken back."""
+
+    def __init__(self, workdir: Path, step: int):
+        self._path = workdir / "metrics.jsonl"
+        if self._path.exists():
+            kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= step]
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text("".join(line + "\n" for line in kept))
+            os.replace(temporary, self._path)
+        self._file = open(self._path, "a")
+        self._events = SummaryWriter(str(workdir), purge_step=step + 1)
+
+    def write(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None:
+        print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=self._file, flush=True)
+        for name, value in values.items():
+            self._events.add_scalar(f"{split}/{name}", value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()
+
+
+def _step_of(line: str) -> float:
+    """Step of a metrics line; infinity for one that a kill cut short, so that it is dropped."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError):
+        return float("inf")
+
+
+class Progress:
+    """One line that is overwritten on a terminal; in a log file a line per epoch and one a minute within long ones."""
+
+    def __init__(self, total_steps: int, batch_size: int, start_step: int):
+        self._total, self._batch, self._start = total_steps, batch_size, start_step
+        self._began = self._shown = time.monotonic()
+        self._terminal = sys.stdout.isatty()
+
+    def rate(self, step: int) -> float:
+        """Images per second since the process began to train."""
+        return (step - self._start) * self._batch / max(time.monotonic() - self._began, 1e-9)
+
+    def show(self, step: int, epoch: int, elbo: float) -> None:
+        """Inside an epoch."""
+        now = time.monotonic()
+        if now - self._shown < (0.5 if self._terminal else 60.0):
+            return
+        self._shown = now
+        left = (self._total - step) * self._batch / max(self.rate(step), 1e-9)
+        text = f"epoch {epoch}  step {step}  train elbo {elbo:.2f}  {self.rate(step):.0f} images/s  {clock(left)} left"
+        print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", flush=True)
+
+    def epoch(self, text: str) -> None:
+        """At an epoch's end."""
+        print(f"\r\x1b[K{text}" if self._terminal else text, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """3725 -> '1h02m', 65 -> '1m05s'."""
+    seconds = int(seconds)
+    if seconds >= 3600:
+        return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    return f"{seconds // 60}m{seconds % 60:02d}s"

@@ -1,0 +1,63 @@
+"""Nearest neighbours from a ScaNN index on the host."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from exvae.errors import UserError
+
+BRUTE_FORCE_BELOW = 10_000  # a tree over fewer rows saves nothing
+
+
+def require() -> None:
+    """Say clearly that ScaNN is missing before any work is done."""
+    try:
+        import scann  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"config.retrieval.search='scann' needs the package scann, which has wheels for Linux only ({error}); "
+            "use --config.retrieval.search=exact"
+        ) from error
+
+
+def num_candidates(k: int, num_exemplars: int, num_train: int) -> int:
+    """How many neighbours to ask for so that K are left after removing the query and what was not drawn.
+
+    Of C neighbours about C M / N are drawn; C is such that three standard deviations fewer are still K + 1.
+    """
+    p = num_exemplars / num_train
+    root = (3 * math.sqrt(1 - p) + math.sqrt(9 * (1 - p) + 4 * (k + 1))) / 2  # of C p - 3 sqrt(C p (1-p)) = K + 1
+    return min(num_train, math.ceil(root**2 / p))
+
+
+class ScannIndex:
+    """An index over a snapshot of the table of latent means."""
+
+    def __init__(self, table: Float[np.ndarray, "N D"], num_results: int):
+        import scann  # slow to import, and absent where nobody asks for it
+
+        self._table = table
+        builder = scann.scann_ops_pybind.builder(table, num_results, "squared_l2")
+        if len(table) >= BRUTE_FORCE_BELOW:
+            leaves = int(math.sqrt(len(table)))
+            # Every row, k-means++ and one thread: the same table always gives the same index, and a resumed run
+            # the same neighbours. The default (a random sample, random centres, all threads) does not.
+            builder = builder.tree(
+                num_leaves=leaves,
+                num_leaves_to_search=max(1, leaves // 10),
+                training_sample_size=len(table),
+                random_init=False,
+            ).set_n_training_threads(1)
+        self._searcher = builder.score_brute_force().build()
+
+    def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
+        """Neighbours of rows `index`, nearest first, the row itself among them.
+
+        The query is the row as the index knows it, not the mean under the newest parameters: both ends of a distance
+        are of the same age, and the host can search for the next step while the device computes this one.
+        """
+        neighbours, _ = self._searcher.search_batched_parallel(self._table[index])
+        return neighbours.astype(np.int32)

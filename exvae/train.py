@@ -1,0 +1,314 @@
+"""Training: the state, the step, and the loop around it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from flax import struct
+from jaxtyping import Array, Float, Int, UInt8
+
+from exvae import config as configs
+from exvae import data, figures, generate, metrics, models, objectives, optim, sharding
+from exvae.checkpoint import Checkpoints
+from exvae.evaluate import Evaluator, active_units, make_evaluator, mean_elbo
+from exvae.objectives import Batch
+from exvae.retrieval import scann, select
+
+TRAIN, VALID, TEST, SAMPLES = range(4)  # streams of randomness
+CHECK_STEPS = 100  # steps between two looks at the device: is everything finite, how far are we
+
+
+class Diverged(Exception):
+    """NaN or infinity in the loss or a gradient."""
+
+
+@struct.dataclass
+class TrainState:
+    """Everything. Restored after a kill, the next step is bit for bit the one that would have come."""
+
+    step: Int[Array, ""]  # steps taken
+    params: dict  # {"model": ..., "prior": ...}
+    opt_state: optax.OptState
+    key: Array  # key data, never changes: what a stream draws at time t is fold_in(fold_in(key, stream), t)
+    table: Float[Array, "N D"] | None  # latent means of all exemplars, each as of when it was last encoded (RAT)
+    indexed: Float[Array, "N D"] | None  # the table as of the last build of the ScaNN index
+    sums: dict[str, Float[Array, ""]]  # training figures of this epoch so far
+    bad_step: Int[Array, ""]  # first step with a loss or gradient that is not finite; -1: none
+    stopping: optim.EarlyStopping
+
+
+def stream(state: TrainState, name: int, time: Int[Array, ""] | int = 0) -> Array:
+    """The random key of one moment of one stream."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(state.key), name), time)
+
+
+class Setup(NamedTuple):
+    """What stays the same during a run."""
+
+    config: Any
+    workdir: Path
+    dataset: data.Dataset
+    images: UInt8[Array, "N H W C"]  # training images on the devices
+    mesh: jax.sharding.Mesh
+    model: nn.Module
+    optimizer: optax.GradientTransformation
+    train_step: Any
+    evaluator: Evaluator
+    steps_per_epoch: int
+
+
+def init_state(config: Any, model: nn.Module, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step, with an empty table."""
+    key_model, key_prior, key_run = jax.random.split(jax.random.key(config.seed), 3)
+    params = {
+        "model": models.init(key_model, model),
+        "prior": objectives.init_prior(key_prior, config.prior, model.image_shape),
+    }
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=optimizer.init(params),
+        key=jax.random.key_data(key_run),
+        table=None,
+        indexed=None,
+        sums={name: jnp.float32(0) for name in ("elbo", "reconstruction", "kl", "loss")},
+        bad_step=jnp.int32(-1),
+        stopping=optim.EarlyStopping.start(),
+    )
+
+
+def make_train_step(config: Any, model: nn.Module, optimizer: optax.GradientTransformation, steps_per_epoch: int):
+    """The compiled step: (state, batch) -> state. The old state's memory is reused."""
+
+    def train_step(state: TrainState, batch: Batch) -> TrainState:
+        key = stream(state, TRAIN, state.step)
+        beta = optim.kl_weight(state.step, steps_per_epoch, config.optim.kl_warmup_epochs)
+
+        def loss_fn(params):
+            elbo, means = objectives.training_elbo(config, model, params, key, batch, state.table)
+            loss = -jnp.mean(elbo.reconstruction - beta * elbo.kl)
+            return loss, (jax.tree.map(jnp.mean, elbo)._asdict(), means)
+
+        (loss, (figures_, means)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        table = state.table
+        for part in means if table is not None else ():
+            table = select.update(table, part.index, part.means)
+        finite = jnp.isfinite(loss) & jnp.isfinite(optax.global_norm(grads))
+        return state.replace(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+            table=table,
+            sums=jax.tree.map(jnp.add, state.sums, {**figures_, "loss": loss}),
+            bad_step=jnp.where((state.bad_step < 0) & ~finite, state.step + 1, state.bad_step),
+        )
+
+    return jax.jit(train_step, donate_argnums=0)
+
+
+def uses_table(config: Any) -> bool:
+    return config.prior.name == "exemplar" and config.retrieval.search != "none"
+
+
+def uses_scann(config: Any) -> bool:
+    return config.prior.name == "exemplar" and config.retrieval.search == "scann"
+
+
+def prepare(config: Any, workdir: Path) -> Setup:
+    """Read the data, check the config against them, open the run's folder and build what the run needs."""
+    configs.validate(config)
+    if uses_scann(config):
+        scann.require()
+    dataset = data.load(config.data)
+    config = configs.resolve(config, len(dataset.train))
+    mesh = sharding.make_mesh(config.train.batch_size)
+    metrics.open_workdir(workdir, config.to_dict())
+    steps_per_epoch = len(dataset.train) // config.train.batch_size
+    model = models.build(config.model, dataset.train.images.shape[1:])
+    optimizer = optim.optimizer(config.optim, config.train.epochs * steps_per_epoch)
+    return Setup(
+        config=config,
+        workdir=workdir,
+        dataset=dataset,
+        images=sharding.replicate(mesh, dataset.train.images),
+        mesh=mesh,
+        model=model,
+        optimizer=optimizer,
+        train_step=make_train_step(config, model, optimizer, steps_per_epoch),
+        evaluator=make_evaluator(config, model),
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def main(config: Any, workdir: Path) -> None:
+    """The task `train`: train, evaluate, say where to look."""
+    results = train(config, workdir)
+    test = results["test"]
+    print(
+        f"test  elbo {test['elbo']:.2f}  reconstruction {test['reconstruction']:.2f}  kl {test['kl']:.2f}  "
+        f"active units {test['active_units']}  (best epoch {results['best_epoch']})\n"
+        f"figures  {workdir}/results.json  {workdir}/metrics.jsonl  (tensorboard --logdir={workdir})\n"
+        f"samples  {workdir}/figures/samples.png"
+    )
+
+
+def train(config: Any, workdir: Path) -> dict:
+    """Train to the end, or go on from the last checkpoint; evaluate the best parameters; return results.json."""
+    setup = prepare(config, workdir)
+    checkpoints = Checkpoints(workdir)
+    state, seconds = _start(setup, checkpoints)
+    began = time.monotonic() - seconds
+    writer = metrics.MetricsWriter(workdir, int(state.step))
+    try:
+        state = _loop(setup, state, checkpoints, writer, began)
+        checkpoints.wait()
+        return _finish(setup, state, checkpoints, writer, time.monotonic() - began)
+    finally:
+        writer.close()
+        checkpoints.close()
+
+
+def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
+    """The last saved state and the seconds spent on it, or a fresh state with its table filled (Algorithm 1)."""
+    state = init_state(setup.config, setup.model, setup.optimizer)
+    if uses_table(setup.config):
+        table = setup.evaluator.encode_all(state.params, setup.images)
+        state = state.replace(table=table, indexed=jnp.copy(table) if uses_scann(setup.config) else None)
+    state = sharding.replicate(setup.mesh, state)
+    restored = checkpoints.restore_latest(state)
+    if restored is None:
+        return state, 0.0
+    print(f"going on from step {int(restored[0].step)} in {setup.workdir}")
+    return restored[0], restored[1]["seconds"]
+
+
+def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, began: float) -> TrainState:
+    """Epochs until the last one or until the validation ELBO has stopped improving."""
+    config, per_epoch = setup.config, setup.steps_per_epoch
+    progress = metrics.Progress(config.train.epochs * per_epoch, config.train.batch_size, int(state.step))
+    first = int(state.step) // per_epoch
+    for epoch in range(first + 1, config.train.epochs + 1):
+        if int(state.stopping.bad_epochs) >= config.train.patience:
+            print(f"no better validation ELBO for {config.train.patience} epochs: stopped after epoch {epoch - 1}")
+            break
+        state = _run_epoch(setup, state, epoch, checkpoints, progress, began)
+        state = _end_epoch(setup, state, epoch, checkpoints, writer, progress)
+        checkpoints.save_latest(int(state.step), state, {"seconds": time.monotonic() - began})
+    return state
+
+
+def epoch_order(seed: int, epoch: int, num_train: int, batch_size: int) -> Int[np.ndarray, "T B"]:
+    """The batches of an epoch, a function of (seed, epoch) alone. What does not fill a batch is left for another epoch."""
+    order = np.random.default_rng((seed, epoch)).permutation(num_train).astype(np.int32)
+    return order[: num_train // batch_size * batch_size].reshape(-1, batch_size)
+
+
+def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progress, began: float) -> TrainState:
+    """The steps of an epoch that are still to be taken. The host only looks at the device now and then."""
+    config = setup.config
+    order = epoch_order(config.seed, epoch, len(setup.images), config.train.batch_size)
+    step = int(state.step)
+    done = step % setup.steps_per_epoch
+    finder = _Candidates(setup) if uses_scann(config) else None
+    saved = time.monotonic()
+    for taken, index in enumerate(order[done:], done + 1):
+        state, candidates = finder.find(state, step, index) if finder else (state, None)
+        batch = Batch(setup.images, *sharding.split_batch(setup.mesh, (index, candidates)))
+        state = setup.train_step(state, batch)
+        step += 1
+        if step % CHECK_STEPS == 0:
+            check_finite(state)
+            progress.show(step, epoch, float(state.sums["elbo"]) / taken)
+            if time.monotonic() - saved > 60 * config.train.checkpoint_minutes:
+                saved = time.monotonic()
+                checkpoints.save_latest(step, state, {"seconds": saved - began})
+    return state
+
+
+class _Candidates:
+    """Owns the ScaNN index of an epoch and rebuilds it when it is due."""
+
+    def __init__(self, setup: Setup):
+        self._rebuild_steps = setup.config.retrieval.rebuild_steps
+        m, k = setup.config.prior.num_exemplars, setup.config.retrieval.num_neighbours
+        self._num_results = scann.num_candidates(k, m, len(setup.images))
+        self._index: scann.ScannIndex | None = None
+
+    def find(self, state: TrainState, step: int, index: Int[np.ndarray, " B"]) -> tuple[TrainState, np.ndarray]:
+        """Candidates for the batch that step number `step` takes; jax runs the step before it meanwhile."""
+        if step % self._rebuild_steps == 0:
+            state = state.replace(indexed=jnp.copy(state.table))
+            self._index = None
+        if self._index is None:
+            self._index = scann.ScannIndex(np.array(state.indexed), self._num_results)
+        return state, self._index.search(index)
+
+
+def check_finite(state: TrainState) -> None:
+    bad_step = int(state.bad_step)
+    if bad_step >= 0:
+        raise Diverged(f"the loss or a gradient is not finite at step {bad_step}; the last good checkpoint is kept")
+
+
+def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer, progress) -> TrainState:
+    """Validate, keep the best parameters, log."""
+    check_finite(state)
+    config, step = setup.config, int(state.step)
+    train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
+    means = setup.evaluator.encode_all(state.params, setup.images) if config.prior.name == "exemplar" else None
+    valid = mean_elbo(setup.evaluator, state.params, stream(state, VALID, epoch), setup.dataset.valid.images, means)
+    if not np.isfinite(valid["elbo"]):
+        raise Diverged(f"the validation ELBO is {valid['elbo']} at step {step}; the last good checkpoint is kept")
+    stopping = state.stopping.update(epoch, valid["elbo"], config.optim.kl_warmup_epochs)
+    if int(stopping.best_epoch) == epoch:
+        checkpoints.save_best(step, state.params)
+    rate = progress.rate(step)
+    writer.write(step, epoch, "train", {**train_figures, **_extra(config, state), "images_per_second": rate})
+    writer.write(step, epoch, "valid", valid)
+    progress.epoch(
+        f"epoch {epoch}  train elbo {train_figures['elbo']:.2f}  valid elbo {valid['elbo']:.2f}  "
+        f"(reconstruction {valid['reconstruction']:.2f}, kl {valid['kl']:.2f})  {rate:.0f} images/s"
+    )
+    refresh = config.retrieval.refresh_epochs
+    if state.table is not None and refresh and epoch % refresh == 0:
+        state = state.replace(table=means)
+    return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums), stopping=sharding.replicate(setup.mesh, stopping))
+
+
+def _extra(config: Any, state: TrainState) -> dict[str, float]:
+    if config.prior.name != "exemplar":
+        return {}
+    return {"sigma": float(jnp.exp(0.5 * state.params["prior"]["log_var"]))}
+
+
+def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, seconds: float) -> dict:
+    """Test figures of the best parameters, samples, results.json."""
+    best_step, params = checkpoints.restore_best(state.params)
+    test = setup.dataset.test
+    exemplar = setup.config.prior.name == "exemplar"
+    means = setup.evaluator.encode_all(params, setup.images) if exemplar else None
+    values = mean_elbo(setup.evaluator, params, stream(state, TEST), test.images, means)
+    values["exemplars"] = len(setup.images) if exemplar else 0
+    values["active_units"] = active_units(setup.evaluator.encode_all(params, jnp.asarray(test.images)))
+    epoch = int(state.stopping.best_epoch)
+    writer.write(best_step, epoch, "test", values)
+    key = stream(state, SAMPLES)
+    plates = generate.sample_plates(setup.config, setup.model, params, key, setup.images, rows=8, columns=12)
+    figures.save_grid(setup.workdir / "figures" / "samples.png", np.asarray(plates))
+    results = {
+        "test": values,
+        "best_epoch": epoch,
+        "config": setup.config.to_dict(),
+        "git": metrics.git_revision(),
+        "seconds": seconds,
+    }
+    metrics.write_json(setup.workdir / "results.json", results)
+    return results

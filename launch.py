@@ -1,0 +1,50 @@
+"""Train an Exemplar VAE: python launch.py --config=experiments/mnist_vae.py --workdir=runs/mnist_vae"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from exvae import config as configs
+from exvae import train
+from exvae.errors import UserError
+
+TASKS = {"train": train.main}
+CONFIG = config_flags.DEFINE_config_file("config", "experiments/quickstart.py", "experiment, with :key=value arguments")
+WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run; runs/<name of the experiment> if not given")
+TASK = flags.DEFINE_enum("task", "train", list(TASKS), "what to do")
+
+
+def parse(argv: list[str]) -> None:
+    """Read the command line; whatever is wrong with it becomes a UserError."""
+    configs.check_fields([word.lstrip("-").split("=")[0] for word in argv if word.lstrip("-").startswith("config.")])
+    try:
+        rest = flags.FLAGS(argv)[1:]
+    except (flags.Error, OSError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    if rest:
+        raise UserError(f"what is {rest[0]!r}? Options begin with --")
+
+
+def main(argv: list[str]) -> int:
+    try:
+        parse(argv)
+        experiment = Path(flags.FLAGS["config"].config_filename).stem
+        TASKS[TASK.value](CONFIG.value, Path(WORKDIR.value or f"runs/{experiment}"))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (train.Diverged, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
