@@ -280,7 +280,9 @@ def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer,
     refresh = config.retrieval.refresh_epochs
     if state.table is not None and refresh and epoch % refresh == 0:
         state = state.replace(table=means)
-    return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums), stopping=sharding.replicate(setup.mesh, stopping))
+    return state.replace(
+        sums=jax.tree.map(jnp.zeros_like, state.sums), stopping=sharding.replicate(setup.mesh, stopping)
+    )
 
 
 def _extra(config: Any, state: TrainState) -> dict[str, float]:

@@ -1,0 +1,28 @@
+# `make quickstart` and `make test` do everything on a fresh machine; PYTHON picks the interpreter of the new venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test lint bench
+
+quickstart: $(VENV)/installed
+	$(BIN)/python launch.py --config=experiments/quickstart.py --workdir=runs/quickstart
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks.train_step
+
+$(VENV)/installed: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	touch $@
+
+$(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	touch $@

@@ -1,0 +1,70 @@
+"""Floating point operations that a training step cannot do without: matrix products and convolutions, no recomputation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from exvae import models
+from exvae.models.conv import Conv, GatedConv
+from exvae.models.layers import Dense
+
+
+def layer_flops(module: nn.Module, inputs: jax.Array, outputs: jax.Array) -> int:
+    """2 x multiplications of one forward pass of a linear layer."""
+    if isinstance(module, Dense):
+        return 2 * outputs.size * inputs.shape[-1]
+    fan_in = module.kernel_size**2 * inputs.shape[-1]
+    return 2 * outputs.size * fan_in * (2 if isinstance(module, GatedConv) else 1)
+
+
+def training_flops(model: nn.Module, method: str, batch: int) -> int:
+    """Forward, gradient of the weights and gradient of the inputs of every linear layer; images need no gradient.
+
+    `encode` is counted without the log-variance head, which exemplars do not use.
+    """
+    image_size = math.prod(model.image_shape)
+    total = 0
+
+    def record(call, args, kwargs, context):
+        nonlocal total
+        out = call(*args, **kwargs)
+        unused = method == "encode" and context.module.name == "log_var"
+        if isinstance(context.module, Dense | Conv | GatedConv) and context.method_name == "__call__" and not unused:
+            passes = 2 if args[0].size == batch * image_size and _reads_image(context.module) else 3
+            total += passes * layer_flops(context.module, args[0], out)
+        return out
+
+    def apply(params, x):
+        args = (jax.random.key(0), x) if method == "terms" else (x,)
+        return model.apply({"params": params}, *args, method=method)
+
+    with nn.intercept_methods(record):
+        params = jax.eval_shape(lambda: models.init(jax.random.key(0), model))
+        total = 0  # what initialisation called does not count
+        jax.eval_shape(apply, params, jnp.zeros((batch, *model.image_shape)))
+    return total
+
+
+def _reads_image(module: nn.Module) -> bool:
+    return any("from_x" in part or part == "encoder" for part in module.path)
+
+
+def step_gflop(config: Any, model: nn.Module, num_train: int) -> float:
+    """One step of batch B under the config's prior."""
+    batch, dim = config.train.batch_size, config.model.latent_dim
+    total = training_flops(model, "terms", batch)
+    if config.prior.name == "vamp":
+        count = config.prior.num_pseudo_inputs
+        # Pseudo-inputs are learned, so that here the image's gradient is needed too: a third pass of the first layer.
+        total += training_flops(model, "encode", count) * 1 + 3 * 2 * (2 * batch * count * dim)
+    if config.prior.name == "exemplar":
+        search = config.retrieval.search != "none"
+        count = batch * config.retrieval.num_neighbours if search else config.prior.num_exemplars
+        total += training_flops(model, "encode", count) + 3 * (2 * batch * count * dim)
+        total += 2 * batch * num_train * dim if config.retrieval.search == "exact" else 0
+    return total / 1e9
