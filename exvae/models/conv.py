@@ -1,0 +1,155 @@
+"""Convolutions of the ConvHVAE: gated, size-keeping, NHWC, and fast on a CPU as well as on an accelerator.
+
+XLA's own CPU convolution is slow, above all in the gradient of the kernel, so there a convolution is written as a
+matrix product of image patches. The patches of a whole batch would be many times larger than the cache; a few images
+are taken at a time, and the backward pass builds the patches again rather than storing them.
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+# Patches and outputs of one piece of a batch. Smaller pieces leave the matrix products too short to run at full
+# speed, larger ones push the patches out of the cache between writing and reading them.
+PIECE_BYTES = 4 * 2**20
+
+Images = Float[Array, "B H W C"]
+Kernel = Float[Array, "k k C F"]
+
+
+def conv2d(x: Images, kernel: Kernel, *, stride: int = 1) -> Float[Array, "B h w F"]:
+    """Convolves `x` with a square kernel of odd size k, zero padding k // 2: h = ceil(H / stride)."""
+    k = kernel.shape[0]
+    if kernel.shape[1] != k or k % 2 == 0:
+        raise ValueError(f"kernel.shape={kernel.shape} must start with two equal odd numbers")
+    if k == 1:
+        return x[:, ::stride, ::stride] @ kernel[0, 0]
+    if jax.default_backend() == "cpu":
+        return _conv_by_patches(x, kernel, stride)
+    padding = [(k // 2, k // 2)] * 2
+    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def gated_conv(
+    x: Images,
+    kernel: Kernel,
+    bias: Float[Array, " F"],
+    gate_kernel: Kernel,
+    gate_bias: Float[Array, " F"],
+    *,
+    stride: int = 1,
+) -> Float[Array, "B h w F"]:
+    """(W * x + b) sigmoid(V * x + c), with * the convolution; one convolution serves both kernels."""
+    y = conv2d(x, jnp.concatenate([kernel, gate_kernel], -1), stride=stride)
+    value, gate = jnp.split(y, 2, -1)
+    return (value + bias) * jax.nn.sigmoid(gate + gate_bias)
+
+
+class GatedConv(nn.Module):
+    """Gated convolution of size-keeping padding; the parameters of value and gate are tensors of their own."""
+
+    features: int
+    kernel_size: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: Images) -> Float[Array, "B h w F"]:
+        shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
+        init = _uniform_init(shape)
+        kernel = self.param("kernel", init, shape)
+        bias = self.param("bias", init, shape[-1:])
+        gate_kernel = self.param("gate_kernel", init, shape)
+        gate_bias = self.param("gate_bias", init, shape[-1:])
+        return gated_conv(x, kernel, bias, gate_kernel, gate_bias, stride=self.stride)
+
+
+class Conv(nn.Module):
+    """Plain convolution with bias."""
+
+    features: int
+    kernel_size: int = 1
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: Images) -> Float[Array, "B h w F"]:
+        shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
+        init = _uniform_init(shape)
+        kernel = self.param("kernel", init, shape)
+        bias = self.param("bias", init, shape[-1:])
+        return conv2d(x, kernel, stride=self.stride) + bias
+
+
+def _uniform_init(kernel_shape: tuple[int, int, int, int]) -> Callable[[Array, tuple[int, ...]], Array]:
+    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for kernel and bias alike, fan_in = k k C."""
+    k, _, c, _ = kernel_shape
+    bound = (k * k * c) ** -0.5
+    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+# The CPU path -------------------------------------------------------------------------------------------------------
+
+
+def _patches(x: Images, k: int, stride: int) -> Float[Array, "B h w kkC"]:
+    """The k x k neighbourhood of every output position, ordered as the rows of kernel.reshape(-1, F)."""
+    _, height, width, _ = x.shape
+    p = k // 2
+    x = jnp.pad(x, ((0, 0), (p, p), (p, p), (0, 0)))
+    # Columns first, then rows: 2 k slices instead of k k compile faster, k = 7 above all.
+    x = jnp.concatenate([x[:, :, j : j + width : stride] for j in range(k)], -1)
+    return jnp.concatenate([x[:, i : i + height : stride] for i in range(k)], -1)
+
+
+def _images_per_piece(num_images: int, bytes_per_image: int) -> int:
+    """About PIECE_BYTES worth of images, a divisor of `num_images` if one is near so that nothing need be padded."""
+    most = max(1, min(num_images, PIECE_BYTES // bytes_per_image))
+    return next((n for n in range(most, most // 2, -1) if num_images % n == 0), most)
+
+
+def _pieces(a: Float[Array, "B ..."], size: int) -> Float[Array, "P size ..."]:
+    """Cuts a batch into pieces; images of zeros fill the last one, they add nothing to any gradient."""
+    missing = -a.shape[0] % size
+    if missing:
+        a = jnp.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1))
+    return a.reshape(-1, size, *a.shape[1:])
+
+
+def _conv_by_patches(x: Images, kernel: Kernel, stride: int) -> Float[Array, "B h w F"]:
+    """y = patches(x) @ kernel, a piece of the batch at a time, forward and backward."""
+    k, _, _, f = kernel.shape
+    b, height, width, c = x.shape
+    h, w = -(-height // stride), -(-width // stride)
+    size = _images_per_piece(b, 4 * h * w * (k * k * c + f))
+
+    def patch_rows(x_piece: Images) -> Float[Array, "rows kkC"]:
+        return _patches(x_piece, k, stride).reshape(-1, k * k * c)
+
+    @jax.custom_vjp
+    def conv(x: Images, kernel: Kernel) -> Float[Array, "B h w F"]:
+        matrix = kernel.reshape(-1, f)
+        y = lax.map(lambda x_piece: patch_rows(x_piece) @ matrix, _pieces(x, size))
+        return y.reshape(-1, h, w, f)[:b]
+
+    def forward(x: Images, kernel: Kernel) -> tuple[Array, tuple[Array, Array]]:
+        return conv(x, kernel), (x, kernel)
+
+    def backward(saved: tuple[Array, Array], dy: Float[Array, "B h w F"]) -> tuple[Array, Array]:
+        x, kernel = saved
+        matrix = kernel.reshape(-1, f)
+        dy_pieces = _pieces(dy, size)
+
+        def add_kernel_gradient(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
+            x_piece, dy_piece = piece
+            return total + patch_rows(x_piece).T @ dy_piece.reshape(-1, f), None
+
+        # Two loops, not one: where x needs no gradient, as in a first layer, the compiler drops the second whole.
+        d_matrix, _ = lax.scan(add_kernel_gradient, jnp.zeros_like(matrix), (_pieces(x, size), dy_pieces))
+        to_images = jax.linear_transpose(patch_rows, jax.ShapeDtypeStruct((size, height, width, c), x.dtype))
+        dx = lax.map(lambda dy_piece: to_images(dy_piece.reshape(-1, f) @ matrix.T)[0], dy_pieces)
+        return dx.reshape(-1, height, width, c)[:b], d_matrix.reshape(kernel.shape)
+
+    conv.defvjp(forward, backward)
+    return conv(x, kernel)
