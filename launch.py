@@ -13,7 +13,7 @@ from exvae import train
 from exvae.errors import UserError
 
 TASKS = {"train": train.main}
-CONFIG = config_flags.DEFINE_config_file("config", "experiments/quickstart.py", "experiment, with :key=value arguments")
+CONFIG = config_flags.DEFINE_config_file("config", None, "experiment file, with :key=value arguments")
 WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run; runs/<name of the experiment> if not given")
 TASK = flags.DEFINE_enum("task", "train", list(TASKS), "what to do")
 
@@ -23,8 +23,11 @@ def parse(argv: list[str]) -> None:
     configs.check_fields([word.lstrip("-").split("=")[0] for word in argv if word.lstrip("-").startswith("config.")])
     try:
         rest = flags.FLAGS(argv)[1:]
+        config = CONFIG.value
     except (flags.Error, OSError) as error:
         raise UserError(" ".join(str(error).split())) from error
+    if config is None:
+        raise UserError("which experiment? --config=experiments/quickstart.py, or another file of that folder")
     if rest:
         raise UserError(f"what is {rest[0]!r}? Options begin with --")
 

@@ -1,4 +1,4 @@
-"""Floating point operations that a training step cannot do without: matrix products and convolutions, no recomputation."""
+"""Floating point operations that a training step cannot do without: products and convolutions, no recomputation."""
 
 from __future__ import annotations
 

@@ -81,10 +81,10 @@ def step_variant(architecture: str, prior: str, search: str, images: jax.Array) 
 
     batch = next_batch()
     compiled = train.make_train_step(config, model, optimizer, 500).lower(state, batch).compile()
-    holder = [compiled(state, batch)]
+    holder = [compiled(state, batch)[0]]
 
     def run() -> None:
-        holder[0] = compiled(holder[0], next_batch())
+        holder[0], _ = compiled(holder[0], next_batch())
         jax.block_until_ready(holder[0])
 
     run()

@@ -120,25 +120,30 @@ def resolve(config: Any, num_train: int) -> ml_collections.ConfigDict:
     return config
 
 
-def differences(new: dict, old: dict, prefix: str = "") -> list[str]:
-    """Fields in which two configs differ, as 'train.batch_size: 100 here, 50 in the run', without the free ones."""
-    found = []
-    for name in sorted(new.keys() | old.keys()):
-        field, a, b = prefix + name, new.get(name), old.get(name)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, field + ".")
-        elif a != b and field not in FREE_ON_RESUME:
-            found.append(f"{field}: {a!r} here, {b!r} in the run")
-    return found
+def differences(new: dict, old: dict) -> list[str]:
+    """Fields that matter and differ between two configs, as 'train.batch_size: 100 here, 50 in the run'."""
+    free = set(FREE_ON_RESUME)
+    if new["optim"]["schedule"] == "cosine":
+        free.remove("train.epochs")  # the rate of every step depends on it
+    a, b = _flat(new), _flat(old)
+    return [
+        f"{field}: {a.get(field)!r} here, {b.get(field)!r} in the run"
+        for field in sorted(a.keys() | b.keys())
+        if a.get(field) != b.get(field) and field not in free
+    ]
+
+
+def _flat(config: dict, prefix: str = "") -> dict:
+    """{'train': {'epochs': 3}} to {'train.epochs': 3}."""
+    out = {}
+    for name, value in config.items():
+        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return out
 
 
 def field_names() -> list[str]:
     """Every field as it is typed: 'config.train.epochs'."""
-    names = []
-    for name, value in get_config().items():
-        inner = value.keys() if isinstance(value, ml_collections.ConfigDict) else ()
-        names += [f"config.{name}.{field}" for field in inner] or [f"config.{name}"]
-    return names
+    return [f"config.{field}" for field in _flat(get_config().to_dict())]
 
 
 def check_fields(typed: list[str]) -> None:

@@ -45,9 +45,8 @@ def mean_elbo(
     for start in range(0, len(images), size):
         batch = images[start : start + size]
         padding = [(0, size - len(batch))] + [(0, 0)] * (images.ndim - 1)  # one shape, one compilation
-        out = evaluator.elbo_batch(params, jax.random.fold_in(key, start), np.pad(batch, padding), means)
-        parts.append(jax.tree.map(lambda value, n=len(batch): value[:n], out))
-    whole = jax.tree.map(lambda *values: np.concatenate(values), *jax.device_get(parts))
+        parts.append(evaluator.elbo_batch(params, jax.random.fold_in(key, start), np.pad(batch, padding), means))
+    whole = jax.tree.map(lambda *values: np.concatenate(values)[: len(images)], *jax.device_get(parts))
     return {name: float(np.mean(value, dtype=np.float64)) for name, value in whole._asdict().items()}
 
 

@@ -66,7 +66,7 @@ class MetricsWriter:
             temporary = self._path.with_suffix(".tmp")
             temporary.write_text("".join(line + "\n" for line in kept))
             os.replace(temporary, self._path)
-        self._file = open(self._path, "a")
+        self._file = open(self._path, "a")  # noqa: SIM115  (closed by close)
         self._events = SummaryWriter(str(workdir), purge_step=step + 1)
 
     def write(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None:
@@ -90,14 +90,20 @@ def _step_of(line: str) -> float:
 class Progress:
     """One line that is overwritten on a terminal; in a log file a line per epoch and one a minute within long ones."""
 
-    def __init__(self, total_steps: int, batch_size: int, start_step: int):
-        self._total, self._batch, self._start = total_steps, batch_size, start_step
-        self._began = self._shown = time.monotonic()
+    def __init__(self, total_steps: int, batch_size: int):
+        self._total, self._batch = total_steps, batch_size
         self._terminal = sys.stdout.isatty()
+        self._shown = time.monotonic()
+        self._mark = (0, self._shown)
+
+    def begin(self, step: int) -> None:
+        """Before the first step of an epoch: speed is that of the steps, without validation."""
+        self._mark = (step, time.monotonic())
 
     def rate(self, step: int) -> float:
-        """Images per second since the process began to train."""
-        return (step - self._start) * self._batch / max(time.monotonic() - self._began, 1e-9)
+        """Images per second in this epoch so far."""
+        first, began = self._mark
+        return (step - first) * self._batch / max(time.monotonic() - began, 1e-9)
 
     def show(self, step: int, epoch: int, elbo: float) -> None:
         """Inside an epoch."""
@@ -105,8 +111,9 @@ class Progress:
         if now - self._shown < (0.5 if self._terminal else 60.0):
             return
         self._shown = now
-        left = (self._total - step) * self._batch / max(self.rate(step), 1e-9)
-        text = f"epoch {epoch}  step {step}  train elbo {elbo:.2f}  {self.rate(step):.0f} images/s  {clock(left)} left"
+        rate = self.rate(step)
+        left = clock((self._total - step) * self._batch / max(rate, 1e-9))
+        text = f"epoch {epoch}  step {step}  train elbo {elbo:.2f}  {rate:.0f} images/s  {left} left"
         print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", flush=True)
 
     def epoch(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """The ELBO of a batch under each prior.
 
-Training (O1, O2, O3 of the paper) and evaluation differ only in which exemplars a code may see and what their number is:
-`priors.exemplar_log_prob` takes both.
+Training (O1, O2, O3 of the paper) and evaluation differ only in which exemplars a code may see and what their number
+is: `priors.exemplar_log_prob` takes both.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from exvae.objectives import Batch
 from exvae.retrieval import scann, select
 
 TRAIN, VALID, TEST, SAMPLES = range(4)  # streams of randomness
-CHECK_STEPS = 100  # steps between two looks at the device: is everything finite, how far are we
+STEPS_AHEAD = 2  # the host may queue so many steps before it looks at the result of the oldest
 
 
 class Diverged(Exception):
@@ -40,7 +41,6 @@ class TrainState:
     table: Float[Array, "N D"] | None  # latent means of all exemplars, each as of when it was last encoded (RAT)
     indexed: Float[Array, "N D"] | None  # the table as of the last build of the ScaNN index
     sums: dict[str, Float[Array, ""]]  # training figures of this epoch so far
-    bad_step: Int[Array, ""]  # first step with a loss or gradient that is not finite; -1: none
     stopping: optim.EarlyStopping
 
 
@@ -79,37 +79,39 @@ def init_state(config: Any, model: nn.Module, optimizer: optax.GradientTransform
         table=None,
         indexed=None,
         sums={name: jnp.float32(0) for name in ("elbo", "reconstruction", "kl", "loss")},
-        bad_step=jnp.int32(-1),
         stopping=optim.EarlyStopping.start(),
     )
 
 
 def make_train_step(config: Any, model: nn.Module, optimizer: optax.GradientTransformation, steps_per_epoch: int):
-    """The compiled step: (state, batch) -> state. The old state's memory is reused."""
+    """The compiled step: (state, batch) -> (state, mean ELBO). The old state's memory is reused.
 
-    def train_step(state: TrainState, batch: Batch) -> TrainState:
+    The ELBO is NaN where the loss or any gradient is not finite.
+    """
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
         key = stream(state, TRAIN, state.step)
         beta = optim.kl_weight(state.step, steps_per_epoch, config.optim.kl_warmup_epochs)
 
         def loss_fn(params):
-            elbo, means = objectives.training_elbo(config, model, params, key, batch, state.table)
+            elbo, exemplars = objectives.training_elbo(config, model, params, key, batch, state.table)
             loss = -jnp.mean(elbo.reconstruction - beta * elbo.kl)
-            return loss, (jax.tree.map(jnp.mean, elbo)._asdict(), means)
+            return loss, (jax.tree.map(jnp.mean, elbo)._asdict(), exemplars)
 
-        (loss, (figures_, means)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        (loss, (means_of, exemplars)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         table = state.table
-        for part in means if table is not None else ():
+        for part in exemplars if table is not None else ():
             table = select.update(table, part.index, part.means)
-        finite = jnp.isfinite(loss) & jnp.isfinite(optax.global_norm(grads))
-        return state.replace(
+        finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
+        state = state.replace(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
             table=table,
-            sums=jax.tree.map(jnp.add, state.sums, {**figures_, "loss": loss}),
-            bad_step=jnp.where((state.bad_step < 0) & ~finite, state.step + 1, state.bad_step),
+            sums=jax.tree.map(jnp.add, state.sums, {**means_of, "loss": loss}),
         )
+        return state, jnp.where(finite, means_of["elbo"], jnp.nan)
 
     return jax.jit(train_step, donate_argnums=0)
 
@@ -178,7 +180,8 @@ def train(config: Any, workdir: Path) -> dict:
 
 def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
     """The last saved state and the seconds spent on it, or a fresh state with its table filled (Algorithm 1)."""
-    state = init_state(setup.config, setup.model, setup.optimizer)
+    # One compilation instead of one for each tensor.
+    state = jax.jit(lambda: init_state(setup.config, setup.model, setup.optimizer))()
     if uses_table(setup.config):
         table = setup.evaluator.encode_all(state.params, setup.images)
         state = state.replace(table=table, indexed=jnp.copy(table) if uses_scann(setup.config) else None)
@@ -193,7 +196,7 @@ def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
 def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, began: float) -> TrainState:
     """Epochs until the last one or until the validation ELBO has stopped improving."""
     config, per_epoch = setup.config, setup.steps_per_epoch
-    progress = metrics.Progress(config.train.epochs * per_epoch, config.train.batch_size, int(state.step))
+    progress = metrics.Progress(config.train.epochs * per_epoch, config.train.batch_size)
     first = int(state.step) // per_epoch
     for epoch in range(first + 1, config.train.epochs + 1):
         if int(state.stopping.bad_epochs) >= config.train.patience:
@@ -206,31 +209,45 @@ def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, beg
 
 
 def epoch_order(seed: int, epoch: int, num_train: int, batch_size: int) -> Int[np.ndarray, "T B"]:
-    """The batches of an epoch, a function of (seed, epoch) alone. What does not fill a batch is left for another epoch."""
+    """The batches of an epoch, a function of (seed, epoch) alone. What does not fill a batch waits for the next."""
     order = np.random.default_rng((seed, epoch)).permutation(num_train).astype(np.int32)
     return order[: num_train // batch_size * batch_size].reshape(-1, batch_size)
 
 
 def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progress, began: float) -> TrainState:
-    """The steps of an epoch that are still to be taken. The host only looks at the device now and then."""
+    """The steps of an epoch that are still to be taken."""
     config = setup.config
     order = epoch_order(config.seed, epoch, len(setup.images), config.train.batch_size)
     step = int(state.step)
-    done = step % setup.steps_per_epoch
     finder = _Candidates(setup) if uses_scann(config) else None
+    queue = collections.deque()
     saved = time.monotonic()
-    for taken, index in enumerate(order[done:], done + 1):
+    progress.begin(step)
+    for index in order[step % setup.steps_per_epoch :]:
         state, candidates = finder.find(state, step, index) if finder else (state, None)
         batch = Batch(setup.images, *sharding.split_batch(setup.mesh, (index, candidates)))
-        state = setup.train_step(state, batch)
+        state, elbo = setup.train_step(state, batch)
         step += 1
-        if step % CHECK_STEPS == 0:
-            check_finite(state)
-            progress.show(step, epoch, float(state.sums["elbo"]) / taken)
-            if time.monotonic() - saved > 60 * config.train.checkpoint_minutes:
-                saved = time.monotonic()
-                checkpoints.save_latest(step, state, {"seconds": saved - began})
+        queue.append((step, elbo))
+        if len(queue) > STEPS_AHEAD:
+            progress.show(step, epoch, check_finite(*queue.popleft()))
+        due = time.monotonic() - saved > 60 * config.train.checkpoint_minutes
+        if due and step % setup.steps_per_epoch:  # the epoch's last step is saved after its validation
+            while queue:
+                check_finite(*queue.popleft())
+            checkpoints.save_latest(step, state, {"seconds": time.monotonic() - began})
+            saved = time.monotonic()
+    while queue:
+        check_finite(*queue.popleft())
     return state
+
+
+def check_finite(step: int, elbo: Array | float) -> float:
+    """The ELBO as a number; NaN ends the run before it reaches a checkpoint."""
+    elbo = float(elbo)
+    if not np.isfinite(elbo):
+        raise Diverged(f"the loss or a gradient is not finite at step {step}; the last good checkpoint is kept")
+    return elbo
 
 
 class _Candidates:
@@ -252,25 +269,17 @@ class _Candidates:
         return state, self._index.search(index)
 
 
-def check_finite(state: TrainState) -> None:
-    bad_step = int(state.bad_step)
-    if bad_step >= 0:
-        raise Diverged(f"the loss or a gradient is not finite at step {bad_step}; the last good checkpoint is kept")
-
-
 def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer, progress) -> TrainState:
     """Validate, keep the best parameters, log."""
-    check_finite(state)
     config, step = setup.config, int(state.step)
+    rate = progress.rate(step)
     train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
     means = setup.evaluator.encode_all(state.params, setup.images) if config.prior.name == "exemplar" else None
     valid = mean_elbo(setup.evaluator, state.params, stream(state, VALID, epoch), setup.dataset.valid.images, means)
-    if not np.isfinite(valid["elbo"]):
-        raise Diverged(f"the validation ELBO is {valid['elbo']} at step {step}; the last good checkpoint is kept")
+    check_finite(step, valid["elbo"])
     stopping = state.stopping.update(epoch, valid["elbo"], config.optim.kl_warmup_epochs)
     if int(stopping.best_epoch) == epoch:
         checkpoints.save_best(step, state.params)
-    rate = progress.rate(step)
     writer.write(step, epoch, "train", {**train_figures, **_extra(config, state), "images_per_second": rate})
     writer.write(step, epoch, "valid", valid)
     progress.epoch(

@@ -12,9 +12,7 @@ BLOCK = 16384  # table rows scored at a time
 SEGMENT = 32  # values whose minimum stands for them in the first stage of top-k
 
 
-def smallest_k(
-    values: Float[Array, "B N"], k: int
-) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
+def smallest_k(values: Float[Array, "B N"], k: int) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
     """The k smallest values of each row, ascending, and where they stand. N must be a multiple of SEGMENT.
 
     Exact in two stages: the k smallest lie in the (at most) k segments with the smallest minima. A segment takes every

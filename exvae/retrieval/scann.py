@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -21,6 +24,19 @@ def require() -> None:
             f"config.retrieval.search='scann' needs the package scann, which has wheels for Linux only ({error}); "
             "use --config.retrieval.search=exact"
         ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """ScaNN's C++ core reports every build on standard error, below Python's reach."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def num_candidates(k: int, num_exemplars: int, num_train: int) -> int:
@@ -51,7 +67,8 @@ class ScannIndex:
                 training_sample_size=len(table),
                 random_init=False,
             ).set_n_training_threads(1)
-        self._searcher = builder.score_brute_force().build()
+        with _quiet():
+            self._searcher = builder.score_brute_force().build()
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
         """Neighbours of rows `index`, nearest first, the row itself among them.

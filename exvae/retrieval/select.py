@@ -27,8 +27,6 @@ def union(neighbours: Int[Array, "B K"]) -> Int[Array, " U"]:
     return jnp.where(index == jnp.roll(index, 1).at[0].set(NOBODY), NOBODY, index)
 
 
-def update(
-    table: Float[Array, "N D"], index: Int[Array, " U"], means: Float[Array, "U D"]
-) -> Float[Array, "N D"]:
+def update(table: Float[Array, "N D"], index: Int[Array, " U"], means: Float[Array, "U D"]) -> Float[Array, "N D"]:
     """Write means into rows `index` of the table; slots with NOBODY are dropped."""
     return table.at[jnp.where(index == NOBODY, len(table), index)].set(means, mode="drop")

@@ -1,0 +1,51 @@
+"""Small configs and data that the tests share."""
+
+import os
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+from exvae import config as configs
+
+# Compiled functions are kept between test runs, and between a test and the processes that it starts.
+CACHE = os.path.join(os.path.dirname(__file__), "..", ".jax_cache")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.abspath(CACHE)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+TINY_FIELDS = {
+    "data.num_images": 400,  # 320 / 40 / 40
+    "data.name": "glyphs",
+    "model.latent_dim": 4,
+    "model.hidden_dim": 16,
+    "prior.num_exemplars": 100,
+    "prior.num_pseudo_inputs": 8,
+    "retrieval.search": "exact",
+    "retrieval.num_neighbours": 3,
+    "retrieval.rebuild_steps": 5,
+    "optim.kl_warmup_epochs": 2,
+    "train.epochs": 3,
+    "train.batch_size": 40,
+}
+
+
+@pytest.fixture
+def tiny_config() -> ml_collections.ConfigDict:
+    """A run of three epochs with eight steps each, seconds long."""
+    config = configs.get_config()
+    config.update_from_flattened_dict(TINY_FIELDS)
+    return config
+
+
+@pytest.fixture
+def tiny_flags() -> list[str]:
+    """The same as command line options."""
+    return [f"--config.{field}={value}" for field, value in TINY_FIELDS.items()]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)

@@ -1,0 +1,222 @@
+"""The loop: every kind of run trains, resumes bit for bit, survives kills, stops on NaN."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from exvae import train
+from exvae.checkpoint import Checkpoints
+
+ROOT = Path(__file__).parents[1]
+
+
+def final_state(config, workdir: Path) -> dict:
+    """Every array of the last checkpoint, by its path."""
+    setup = train.prepare(config, workdir)
+    like = train.init_state(setup.config, setup.model, setup.optimizer)
+    if train.uses_table(setup.config):
+        table = jnp.zeros((len(setup.images), setup.model.latent_dim))
+        like = like.replace(table=table, indexed=table if train.uses_scann(setup.config) else None)
+    checkpoints = Checkpoints(workdir)
+    state, _ = checkpoints.restore_latest(like)
+    checkpoints.close()
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
+
+
+def metric_lines(workdir: Path) -> list[dict]:
+    """metrics.jsonl without the only figure that depends on the clock."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("images_per_second", None)
+    return lines
+
+
+def assert_same_run(config, one: Path, other: Path) -> None:
+    a, b = final_state(config, one), final_state(config, other)
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+    assert metric_lines(one) == metric_lines(other)
+    results = [json.loads((folder / "results.json").read_text())["test"] for folder in (one, other)]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "prior", "search"),
+    [
+        ("vae", "gaussian", "none"),
+        ("vae", "vamp", "none"),
+        ("hvae", "exemplar", "none"),
+        ("vae", "exemplar", "exact"),
+        ("hvae", "exemplar", "scann"),
+        ("convhvae", "exemplar", "exact"),
+    ],
+)
+def test_run_learns_and_writes_its_folder(tiny_config, tmp_path, architecture, prior, search):
+    tiny_config.model.architecture, tiny_config.prior.name = architecture, prior
+    tiny_config.retrieval.search = search
+    if architecture == "convhvae":
+        tiny_config.train.epochs = 1
+    results = train.train(tiny_config, tmp_path)
+    lines = metric_lines(tmp_path)
+    epochs = tiny_config.train.epochs
+    assert [line["split"] for line in lines] == ["train", "valid"] * epochs + ["test"]
+    for line in lines:
+        assert line["elbo"] == pytest.approx(line["reconstruction"] - line["kl"], abs=1e-3)
+    if epochs > 1:
+        assert lines[-2]["elbo"] > lines[1]["elbo"] + 5
+    assert results == json.loads((tmp_path / "results.json").read_text())
+    assert results["config"] == json.loads((tmp_path / "config.json").read_text())
+    assert results["test"]["exemplars"] == (320 if prior == "exemplar" else 0)
+    assert (tmp_path / "figures" / "samples.png").stat().st_size > 1000
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_train_step_is_traced_once(tiny_config, tmp_path, monkeypatch):
+    """Over epochs, checkpoints and a resume: one trace in each process."""
+    jit = jax.jit
+
+    def counting_jit(function, **options):
+        name = getattr(function, "__name__", "")
+        return jit(chex.assert_max_traces(function, n=1) if name == "train_step" else function, **options)
+
+    chex.clear_trace_counter()
+    monkeypatch.setattr(train.jax, "jit", counting_jit)
+    train.train(tiny_config, tmp_path)
+
+
+def test_resumed_run_equals_straight_run(tiny_config, tmp_path, monkeypatch):
+    """Stopped inside an epoch, after a checkpoint that every step writes, with the ScaNN index between two builds."""
+    tiny_config.retrieval.search = "scann"
+    tiny_config.train.checkpoint_minutes = 0.0
+    train.train(tiny_config, tmp_path / "straight")
+
+    step, real = 0, train.check_finite
+
+    def interrupt(at, elbo):
+        nonlocal step
+        step = at
+        if at == 13:
+            raise KeyboardInterrupt
+        return real(at, elbo)
+
+    monkeypatch.setattr(train, "check_finite", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(tiny_config, tmp_path / "stopped")
+    monkeypatch.setattr(train, "check_finite", real)
+    assert step == 13
+    train.train(tiny_config, tmp_path / "stopped")
+    assert_same_run(tiny_config, tmp_path / "straight", tmp_path / "stopped")
+
+
+def start(flags: list[str], workdir: Path) -> subprocess.Popen:
+    command = [sys.executable, "launch.py", "--config=experiments/quickstart.py", f"--workdir={workdir}", *flags]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_killed_process_goes_on_bit_for_bit(tiny_config, tiny_flags, tmp_path):
+    """SIGKILL at three moments drawn at random: after some epoch's line and some milliseconds."""
+    flags = [*tiny_flags, "--config.train.epochs=9", "--config.optim.schedule=constant"]
+    flags += ["--config.train.checkpoint_minutes=0.0001"]
+    killed, straight = tmp_path / "killed", tmp_path / "straight"
+    moments = np.random.default_rng(1)
+    for epoch in (2, 4, 6):
+        process = start(flags, killed)
+        for line in process.stdout:
+            if line.startswith(f"epoch {epoch} "):
+                break
+        time.sleep(moments.uniform(0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert not (killed / "results.json").exists()
+    for workdir in (killed, straight):
+        process = start(flags, workdir)
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+    tiny_config.train.epochs = 9
+    tiny_config.train.checkpoint_minutes = 0.0001
+    tiny_config.optim.rise_steps, tiny_config.optim.learning_rate = 200, 1e-3
+    assert_same_run(tiny_config, killed, straight)
+
+
+def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tiny_config, tmp_path, monkeypatch):
+    """The weights are poisoned after the first epoch: step 9 is named, the checkpoint of step 8 stays."""
+    real = train._end_epoch
+
+    def poison(setup, state, *args):
+        state = real(setup, state, *args)
+        return state.replace(params=jax.tree.map(lambda p: p * jnp.nan, state.params))
+
+    tiny_config.train.epochs = 1
+    train.train(tiny_config, tmp_path)
+    good = final_state(tiny_config, tmp_path)
+    tiny_config.train.epochs = 3
+    monkeypatch.setattr(train, "_start", lambda s, c, start=train._start: poisoned(*start(s, c)))
+
+    def poisoned(state, seconds):
+        return state.replace(params=jax.tree.map(lambda p: p * jnp.nan, state.params)), seconds
+
+    with pytest.raises(train.Diverged, match="step 9"):
+        train.train(tiny_config, tmp_path)
+    after = final_state(tiny_config, tmp_path)
+    assert after[".step"] == 8
+    for name in good:
+        np.testing.assert_array_equal(good[name], after[name])
+    del real, poison
+
+
+def test_early_stopping_ends_the_run_after_the_warm_up(tiny_config, tmp_path):
+    """With a rate that ruins the model nothing improves: patience 2 counts from the end of the warm-up (epoch 2)."""
+    tiny_config.optim.learning_rate = 1.0
+    tiny_config.train.epochs, tiny_config.train.patience = 50, 2
+    results = train.train(tiny_config, tmp_path)
+    last = max(line["epoch"] for line in metric_lines(tmp_path))
+    assert last == max(2, results["best_epoch"] + 1) + 1 or last == results["best_epoch"] + 2
+    assert last < 50
+
+
+def test_epoch_order_visits_every_image_once_and_depends_on_seed_and_epoch():
+    order = train.epoch_order(seed=3, epoch=5, num_train=103, batch_size=10)
+    assert order.shape == (10, 10)
+    assert len(set(order.ravel())) == 100
+    assert set(order.ravel()) <= set(range(103))
+    np.testing.assert_array_equal(order, train.epoch_order(3, 5, 103, 10))
+    assert (order != train.epoch_order(3, 6, 103, 10)).any()
+    assert (order != train.epoch_order(4, 5, 103, 10)).any()
+
+
+def test_table_rows_change_only_where_images_were_encoded(tiny_config, tmp_path):
+    """Algorithm 1: one step writes the means of the batch and of its neighbours, and no other row."""
+    setup = train.prepare(tiny_config, tmp_path)
+    checkpoints = Checkpoints(tmp_path)
+    state, _ = train._start(setup, checkpoints)
+    checkpoints.close()
+    before = np.array(state.table)
+    np.testing.assert_allclose(before, setup.evaluator.encode_all(state.params, setup.images), rtol=1e-5, atol=1e-6)
+    index = np.arange(40, dtype=np.int32)
+    state, _ = setup.train_step(state, train.Batch(setup.images, index, None))
+    changed = np.flatnonzero((np.asarray(state.table) != before).any(-1))
+    assert set(index) <= set(changed)
+    assert 40 < len(changed) <= 40 + 40 * 3
+
+
+@pytest.mark.skipif(os.environ.get("EXVAE_DATA_DIR", "") == "", reason="EXVAE_DATA_DIR is not set")
+def test_mnist_reaches_a_sane_elbo_in_one_epoch(tmp_path):
+    """Real MNIST: the authors' log says 187.45 after epoch 1 of the paper's schedule."""
+    from exvae import config as configs
+
+    config = configs.get_config()
+    config.data.name, config.retrieval.search, config.train.epochs = "mnist", "exact", 1
+    results = train.train(config, tmp_path)
+    assert -200 < results["test"]["elbo"] < -150
