@@ -23,11 +23,14 @@ def parse(argv: list[str]) -> None:
     configs.check_fields([word.lstrip("-").split("=")[0] for word in argv if word.lstrip("-").startswith("config.")])
     try:
         rest = flags.FLAGS(argv)[1:]
-        config = CONFIG.value
-    except (flags.Error, OSError) as error:
+    except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from error
-    if config is None:
+    if CONFIG.value is None:
         raise UserError("which experiment? --config=experiments/quickstart.py, or another file of that folder")
+    path = Path(flags.FLAGS["config"].config_filename)
+    if not path.is_file():
+        experiments = [str(file) for file in path.parent.glob("*.py")]
+        raise UserError(f"--config={path}: no such file{configs.nearest_name(str(path), experiments)}")
     if rest:
         raise UserError(f"what is {rest[0]!r}? Options begin with --")
 

@@ -41,7 +41,7 @@ def files(folder: Path) -> dict:
         ("--config.train.epochs=many", "invalid literal"),
         ("--confg=x", "Did you mean: config"),
         ("--task=trian", "should be one of"),
-        ("--config=experiments/none.py", "No such file"),
+        ("--config=experiments/mnist_va.py", "no such file; did you mean 'experiments/mnist_vae.py'"),
         ("--config=experiments/quickstart.py:prior=vamb", "did you mean 'vamp'"),
         ("--config=experiments/quickstart.py:priors=vamp", "'priors' is not one of"),
         ("surprise", "surprise"),
