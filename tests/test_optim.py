@@ -116,7 +116,11 @@ def test_early_stopping_equals_a_hand_written_loop(warmup):
         if epoch < warmup:
             bad = 0
         longest = max(longest, bad)
-        assert (float(stopping.best_elbo), int(stopping.best_epoch), int(stopping.bad_epochs)) == (best, best_epoch, bad)
+        assert (float(stopping.best_elbo), int(stopping.best_epoch), int(stopping.bad_epochs)) == (
+            best,
+            best_epoch,
+            bad,
+        )
     assert longest > 5
 
 

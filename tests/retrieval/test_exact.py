@@ -96,7 +96,9 @@ def test_nearest_at_the_shape_of_a_training_step():
     queries = table[own] + np.float32(0.1)
     allowed = rng.random(rows) < 0.5
     got = np.asarray(searcher(k)(queries, table, allowed, own))
-    exact_squares = (table.astype(np.float64) ** 2).sum(-1) - 2 * queries.astype(np.float64) @ table.T.astype(np.float64)
+    exact_squares = (table.astype(np.float64) ** 2).sum(-1) - 2 * queries.astype(np.float64) @ table.T.astype(
+        np.float64
+    )
     exact_squares[:, ~allowed] = np.inf
     exact_squares[np.arange(batch), own] = np.inf
     want = np.sort(np.partition(exact_squares, k, axis=1)[:, :k], axis=1)

@@ -54,9 +54,7 @@ def test_small_index_is_exact(n, num_results):
     table = clusters(n, seed=2)
     index = np.arange(0, n, 3)
     assert n < scann.BRUTE_FORCE_BELOW
-    np.testing.assert_array_equal(
-        scann.ScannIndex(table, num_results).search(index), brute(table, index, num_results)
-    )
+    np.testing.assert_array_equal(scann.ScannIndex(table, num_results).search(index), brute(table, index, num_results))
 
 
 SETTINGS = [(10, 25_000, 50_000), (10, 500, 1000), (1, 100, 10_000), (5, 5000, 100_000), (50, 1000, 2000), (3, 20, 24)]
@@ -66,7 +64,7 @@ SETTINGS = [(10, 25_000, 50_000), (10, 500, 1000), (1, 100, 10_000), (5, 5000, 1
 def test_num_candidates_leaves_k_with_high_probability(k, m, n):
     c = scann.num_candidates(k, m, n)
     assert k < c <= n
-    # Of the C - 1 candidates that are not the query, the drawn ones are hypergeometric (worst case: the query is drawn).
+    # Of the C - 1 candidates that are not the query, those drawn are hypergeometric (worst case: so is the query).
     fewer = stats.hypergeom(n - 1, m - 1, c - 1).cdf(k - 1)
     assert fewer < 0.003
     if c < n:  # and no wasteful number of them: a third would often not do

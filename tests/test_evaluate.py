@@ -1,0 +1,107 @@
+"""Averages over held-out images against loops by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from exvae import evaluate, models
+from exvae.config import get_config
+
+SHAPE, DIM = (3, 4, 1), 2
+
+
+@pytest.fixture(scope="module")
+def setup():
+    config = get_config()
+    config.model.latent_dim, config.model.hidden_dim = DIM, 6
+    model = models.build(config.model, SHAPE)
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda key: models.init(key, model), jax.random.key(0))
+    network = jax.tree.map(lambda s: rng.normal(scale=s.shape[0] ** -0.5, size=s.shape).astype(np.float32), shapes)
+    params = {"model": network, "prior": {"log_var": np.float32(-0.3)}}
+    return model, params, evaluate.make_evaluator(config, model), rng
+
+
+def binary(rng, n):
+    return (255 * rng.integers(0, 2, (n, *SHAPE))).astype(np.uint8)
+
+
+def test_mean_elbo_equals_a_loop_over_images(monkeypatch, setup):
+    model, params, evaluator, rng = setup
+    monkeypatch.setattr(evaluate, "BATCH", 4)
+    images, means = binary(rng, 10), rng.normal(size=(7, DIM)).astype(np.float32)
+    key = jax.random.key(3)
+    got = evaluate.mean_elbo(evaluator, params, key, images, means)
+
+    @jax.jit
+    def outputs(key, x):
+        q = model.apply({"params": params["model"]}, x, method="encode")
+        z = q.mean + jnp.exp(0.5 * q.log_var) * jax.random.normal(key, q.mean.shape)
+        return z, q.mean, q.log_var, model.apply({"params": params["model"]}, z, method="logits")
+
+    reconstruction, kl = [], []
+    for start in (0, 4, 8):
+        x = np.zeros((4, *SHAPE), np.float32)
+        batch = images[start : start + 4] / 255
+        x[: len(batch)] = batch
+        z, mean, log_var, logits = (np.asarray(a, np.float64) for a in outputs(jax.random.fold_in(key, start), x))
+        for b in range(len(batch)):
+            signs = np.where(x[b] == 1, 1.0, -1.0)
+            reconstruction.append(special.log_expit(signs * logits[b]).sum())
+            log_q = stats.norm.logpdf(z[b], mean[b], np.exp(0.5 * log_var[b])).sum()
+            log_pz = special.logsumexp(stats.norm.logpdf(z[b], means, np.exp(-0.15)).sum(-1)) - np.log(7)
+            kl.append(log_q - log_pz)
+    assert len(kl) == 10
+    assert got["reconstruction"] == pytest.approx(np.mean(reconstruction), rel=1e-5)
+    assert got["kl"] == pytest.approx(np.mean(kl), rel=1e-4)
+    assert got["elbo"] == pytest.approx(np.mean(reconstruction) - np.mean(kl), rel=1e-5)
+
+
+def test_mean_elbo_does_not_see_the_padding(monkeypatch, setup):
+    _, params, evaluator, rng = setup
+    monkeypatch.setattr(evaluate, "BATCH", 4)
+    images, means = binary(rng, 6), rng.normal(size=(7, DIM)).astype(np.float32)
+    key = jax.random.key(4)
+    got = evaluate.mean_elbo(evaluator, params, key, images, means)
+    filled = np.concatenate([images, binary(rng, 2)])  # other images where the padding is
+    parts = [
+        np.asarray(evaluator.elbo_batch(params, jax.random.fold_in(key, start), filled[start : start + 4], means).elbo)
+        for start in (0, 4)
+    ]
+    assert got["elbo"] == pytest.approx(np.concatenate(parts)[:6].mean(dtype=np.float64), rel=1e-6)
+
+
+def test_mean_elbo_compiles_once_for_all_batches(monkeypatch, setup):
+    _, params, evaluator, rng = setup
+    monkeypatch.setattr(evaluate, "BATCH", 5)
+    shapes = []
+
+    def elbo_batch(params, key, images, means):
+        shapes.append(images.shape)
+        return evaluator.elbo_batch(params, key, images[:4], means)._replace(elbo=np.zeros(5))
+
+    counted = evaluator._replace(elbo_batch=elbo_batch)
+    evaluate.mean_elbo(counted, params, jax.random.key(0), binary(rng, 12), rng.normal(size=(7, DIM)).astype("f"))
+    assert shapes == [(5, *SHAPE)] * 3
+
+
+def test_encode_all_gives_means_of_images_in_order(setup):
+    model, params, evaluator, rng = setup
+    images = rng.integers(0, 256, (9, *SHAPE), dtype=np.uint8)
+    x = images.astype(np.float32) / 255
+    want = model.apply({"params": params["model"]}, x, method="encode").mean
+    np.testing.assert_allclose(evaluator.encode_all(params, images), want, rtol=1e-5, atol=1e-6)
+
+
+def test_active_units_counts_latents_whose_mean_varies():
+    rng = np.random.default_rng(1)
+    wave = np.tile([-1.0, 1.0], 50)  # variance 1
+    scales = np.sqrt([0.0, 0.0099, 0.0101, 1.0, 25.0])
+    means = (wave[:, None] * scales + rng.normal(size=5) * 100).astype(np.float32)  # a large mean is no activity
+    assert evaluate.active_units(means) == 3
+    assert evaluate.active_units(jnp.asarray(means[:, :2])) == 0
+    noise = rng.normal(size=(200, 40)) * rng.uniform(0, 0.3, 40)
+    want = sum(1 for d in range(40) if np.mean((noise[:, d] - noise[:, d].mean()) ** 2) > 0.01)
+    assert evaluate.active_units(noise) == want

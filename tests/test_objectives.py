@@ -1,0 +1,386 @@
+"""The training objective recomputed in numpy from the model's outputs, bounds, and the ELBO under quadrature."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from exvae import models, objectives
+from exvae.config import get_config
+from exvae.distributions import binarize, to_unit
+from exvae.objectives import Batch
+from exvae.retrieval.draw import draw_exemplars
+
+SHAPE, DIM = (3, 3, 1), 2
+N, M, B, C = 24, 10, 6, 18
+NEIGHBOURS = (1, 3, M)
+QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+
+
+def make_config(*, prior="exemplar", search="none", k=3, scored="union", m=M, leave_one_out=True):
+    config = get_config()
+    config.model.latent_dim, config.model.hidden_dim = DIM, 8
+    config.prior.name, config.prior.num_exemplars, config.prior.leave_one_out = prior, m, leave_one_out
+    config.prior.num_pseudo_inputs = 5
+    config.retrieval.search, config.retrieval.num_neighbours, config.retrieval.scored = search, k, scored
+    return config
+
+
+def all_configs():
+    """The settings that are compared, by name."""
+    configs = {
+        "o1": make_config(m=N),
+        "no_regularizer": make_config(m=N, leave_one_out=False),
+        "rat_of_all": make_config(m=N, search="exact", k=3),
+        "two_of_all": make_config(m=N, search="exact", k=2),
+        "all_of_all": make_config(m=N, search="exact", k=N),
+        "scann_own": make_config(search="scann", scored="own"),
+        "scann_union": make_config(search="scann"),
+    }
+    for loo in (True, False):
+        configs[f"none_0_{loo}"] = make_config(leave_one_out=loo)
+        for scored, k in itertools.product(("own", "union"), NEIGHBOURS):
+            configs[f"{scored}_{k}_{loo}"] = make_config(search="exact", k=k, scored=scored, leave_one_out=loo)
+    return configs
+
+
+CONFIGS = all_configs()
+
+
+class World:
+    """A small model, a training set with equal images in it, and a table of means that is out of date."""
+
+    def __init__(self):
+        self.rng = rng = np.random.default_rng(0)
+        self.model = models.build(make_config().model, SHAPE)
+        shapes = jax.eval_shape(lambda key: models.init(key, self.model), jax.random.key(0))
+        network = jax.tree.map(lambda s: rng.normal(scale=1.5 * s.shape[0] ** -0.5, size=s.shape), shapes)
+        prior = {"log_var": np.float64(-0.5), "pseudo_inputs": rng.uniform(-0.5, 1.5, (5, *SHAPE))}
+        self.params = jax.tree.map(jnp.float32, {"model": network, "prior": prior})
+        images = rng.integers(0, 256, (N, *SHAPE), dtype=np.uint8)
+        images[1] = images[0]
+        self.images = jnp.asarray(images)
+        self.means = np.asarray(self.encode(self.images.astype(jnp.float32) / 255)[0], np.float64)
+        self.table = jnp.asarray(self.means + 0.2 * rng.normal(size=self.means.shape), jnp.float32)
+        self.sigma_square = float(np.exp(np.float32(-0.5)))
+
+    def apply(self, *arguments, method):
+        return self.model.apply({"params": self.params["model"]}, *arguments, method=method)
+
+    def encode(self, x):
+        return jax.jit(lambda x: self.apply(x, method="encode"))(x)
+
+    @functools.cached_property
+    def _training(self):
+        """Every way of training in one compilation: same key and parameters give the same draw and the same z."""
+
+        def run(key, batch, table):
+            return {
+                name: objectives.training_elbo(config, self.model, self.params, key, batch, table)
+                for name, config in CONFIGS.items()
+            }
+
+        return jax.jit(run, compiler_options=QUICKLY)
+
+    def train(self, key, index, *, table=None, candidates=None):
+        """{name: (Elbo, means)} for every setting of CONFIGS."""
+        candidates = np.zeros((B, C), np.int32) if candidates is None else candidates
+        batch = Batch(self.images, jnp.asarray(index), jnp.asarray(candidates))
+        return jax.device_get(self._training(key, batch, self.table if table is None else jnp.asarray(table)))
+
+    def sample(self, key, index, m):
+        """z, log q(z|x) - log p(x|z), mu(x) and the drawn set, from the outputs of encode and logits."""
+        outputs = self._outputs(key, jnp.asarray(index))
+        x, z, mean, log_var, logits, drawn = (np.asarray(a, np.float64) for a in outputs)
+        drawn = drawn if m == M else np.ones(N)
+        log_q = -0.5 * (np.log(2 * np.pi) + log_var + (z - mean) ** 2 / np.exp(log_var)).sum(-1)
+        signs = np.where(x == 1, 1.0, -1.0).reshape(len(x), -1)
+        log_px = special.log_expit(signs * logits.reshape(len(x), -1)).sum(-1)
+        return z, log_q, log_px, mean, set(np.flatnonzero(drawn))
+
+    @functools.cached_property
+    def _outputs(self):
+        def outputs(key, index):
+            key_x, key_z, key_draw = jax.random.split(key, 3)
+            x = binarize(key_x, self.images[index])
+            q = self.apply(x, method="encode")
+            z = q.mean + jnp.exp(0.5 * q.log_var) * jax.random.normal(key_z, q.mean.shape)
+            return x, z, q.mean, q.log_var, self.apply(z, method="logits"), draw_exemplars(key_draw, N, M)
+
+        return jax.jit(outputs, compiler_options=QUICKLY)
+
+    def log_pz(self, z, seen, count):
+        """log 1/count sum over the set `seen` of N(z | mu_j, sigma^2 I)."""
+        squares = ((z - self.means[sorted(seen)]) ** 2).sum(-1)
+        return (
+            special.logsumexp(-0.5 * squares / self.sigma_square)
+            - np.log(count)
+            - 0.5 * DIM * np.log(2 * np.pi * self.sigma_square)
+        )
+
+    def nearest(self, mean, k, allowed):
+        table = np.asarray(self.table, np.float64)
+        return set(sorted(allowed, key=lambda j: ((table[j] - mean) ** 2).sum())[:k])
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["leave_one_out", "all_in"])
+def trained(request, world):
+    """Six batches under the settings with M drawn."""
+    loo = request.param
+    runs = []
+    for seed in range(6):
+        key, index = jax.random.key(seed), np.random.default_rng(seed).permutation(N)[:B]
+        out = world.train(key, index)
+        suffix = f"_{loo}"
+        runs.append((key, index, {name.removesuffix(suffix): v for name, v in out.items() if name.endswith(suffix)}))
+    assert len(out) == len(CONFIGS) and len(runs[0][2]) == 7
+    return loo, runs
+
+
+def test_training_elbo_equals_the_sum_over_the_right_exemplars(world, trained):
+    loo, runs = trained
+    in_draw = 0
+    for key, index, out in runs:
+        z, log_q, log_px, mean, drawn = world.sample(key, index, M)
+        assert len(drawn) == M
+        others = [drawn - {i} if loo else drawn for i in index]
+        for name, (elbo, _) in out.items():
+            scored, k = name.split("_")
+            own = [world.nearest(mean[b], int(k), others[b]) for b in range(B)]
+            union = set().union(*own)
+            for b, i in enumerate(index):
+                seen = {"none": others[b], "own": own[b], "union": union - {i} if loo else union}[scored]
+                count = M - 1 if loo and i in drawn else M
+                in_draw += i in drawn
+                want = log_q[b] - world.log_pz(z[b], seen, count)
+                np.testing.assert_allclose(elbo.kl[b], want, rtol=2e-4, atol=2e-4, err_msg=f"{name} {b}")
+                np.testing.assert_allclose(elbo.reconstruction[b], log_px[b], rtol=2e-4)
+                np.testing.assert_allclose(elbo.elbo[b], log_px[b] - want, rtol=2e-4, atol=2e-4)
+    assert 0 < in_draw < len(runs) * len(out) * B  # images inside and outside of the draw were both seen
+
+
+def test_truncation_to_neighbours_is_a_lower_bound(trained):
+    _, runs = trained
+    gaps = []
+    for _, _, out in runs:
+        exact = out["none_0"][0].elbo
+        for k in NEIGHBOURS:
+            own, union = out[f"own_{k}"][0].elbo, out[f"union_{k}"][0].elbo
+            assert np.all(own <= union + 1e-5) and np.all(union <= exact + 1e-5)
+            np.testing.assert_array_equal(out[f"own_{k}"][0].reconstruction, out["none_0"][0].reconstruction)
+            gaps.append((k, np.mean(union - own), np.mean(exact - union)))
+    smallest = [gap[1:] for gap in gaps if gap[0] == 1]
+    assert np.min(smallest) > 1e-4  # the bounds are not trivially equal
+
+
+def test_more_neighbours_tighten_the_bound_up_to_equality(trained):
+    _, runs = trained
+    for _, _, out in runs:
+        for scored in ("own", "union"):
+            first, second, third = (out[f"{scored}_{k}"][0].elbo for k in NEIGHBOURS)
+            assert np.all(first <= second + 1e-5) and np.all(second <= third + 1e-5)
+            np.testing.assert_allclose(third, out["none_0"][0].elbo, rtol=1e-5)  # K = M
+
+
+def test_means_for_the_table_are_those_of_batch_and_exemplars(world, trained):
+    loo, runs = trained
+    for key, index, out in runs:
+        _, _, _, mean, drawn = world.sample(key, index, M)
+        for name, (_, (own, exemplars)) in out.items():
+            np.testing.assert_array_equal(own.index, index)
+            np.testing.assert_allclose(own.means, mean, rtol=1e-4, atol=1e-5)  # of the binarized images
+            held = exemplars.index[exemplars.index >= 0]
+            assert len(set(held)) == len(held)
+            scored, k = name.split("_")
+            want = drawn
+            if scored != "none":
+                others = [drawn - {i} if loo else drawn for i in index]
+                want = set().union(*(world.nearest(mean[b], int(k), others[b]) for b in range(B)))
+            assert set(held) == want
+            got = exemplars.means[exemplars.index >= 0]
+            np.testing.assert_allclose(got, world.means[held], rtol=1e-4, atol=1e-5)  # never binarized
+
+
+def test_leaving_one_out_of_all_divides_by_the_others(world):
+    """O1: M = N, Eq. (10); and each regularizer switched off."""
+    key, index = jax.random.key(11), np.array([0, 1, 5, 9, 20, 23])
+    out = {name: elbo for name, (elbo, _) in world.train(key, index).items()}
+    z, log_q, log_px, mean, drawn = world.sample(key, index, N)
+    assert len(drawn) == N
+    everyone = set(range(N))
+    for b, i in enumerate(index):
+        o1 = world.log_pz(z[b], everyone - {i}, N - 1)
+        no_loo = world.log_pz(z[b], everyone, N)
+        union = set().union(*(world.nearest(mean[c], 3, everyone - {j}) for c, j in enumerate(index)))
+        rat = world.log_pz(z[b], union - {i}, N - 1)
+        for name, log_pz in (("o1", o1), ("no_regularizer", no_loo), ("rat_of_all", rat)):
+            np.testing.assert_allclose(out[name].elbo[b], log_px[b] - log_q[b] + log_pz, rtol=2e-4, atol=2e-4)
+    elbos = np.stack([out[name].elbo for name in ("o1", "no_regularizer", "rat_of_all", "none_0_True")])
+    assert np.abs(elbos[:, None] - elbos[None]).max(-1)[np.triu_indices(4, 1)].min() > 1e-3  # four different numbers
+
+
+def test_neighbours_that_all_share_count_once(world):
+    # A table in which three exemplars are nearest to everybody.
+    table = np.full((N, DIM), 50.0, np.float32)
+    table[[2, 7, 21]] = 0.0
+    index = np.array([2, 3, 7, 8, 9, 10])
+    key = jax.random.key(4)
+    elbo, (_, exemplars) = world.train(key, index, table=table)["two_of_all"]
+    held = set(exemplars.index) - {-1}
+    assert held <= {2, 7, 21} and len(held) >= 2
+    z, log_q, log_px, _, _ = world.sample(key, index, N)
+    want = [log_px[b] - log_q[b] + world.log_pz(z[b], held - {i}, N - 1) for b, i in enumerate(index)]
+    np.testing.assert_allclose(elbo.elbo, want, rtol=2e-4, atol=2e-4)
+
+
+def test_candidates_from_the_host_are_cut_to_the_draw(world):
+    index = np.array([0, 4, 8, 12, 16, 23])
+    squares = ((world.means[index][:, None] - world.means[None]) ** 2).sum(-1)
+    candidates = np.argsort(squares, axis=1)[:, :C].astype(np.int32)  # the image itself among them
+    key = jax.random.key(6)
+    z, log_q, log_px, _, drawn = world.sample(key, index, M)
+    own = [[c for c in row if c in drawn and c != i][:3] for row, i in zip(candidates, index, strict=True)]
+    union = set().union(*own)
+    out = world.train(key, index, candidates=candidates)
+    for scored in ("own", "union"):
+        elbo, _ = out[f"scann_{scored}"]
+        for b, i in enumerate(index):
+            seen = set(own[b]) if scored == "own" else union - {i}
+            want = log_px[b] - log_q[b] + world.log_pz(z[b], seen, M - (i in drawn))
+            np.testing.assert_allclose(elbo.elbo[b], want, rtol=2e-4, atol=2e-4)
+
+
+def test_gradient_flows_through_exemplar_means_and_sigma(world):
+    key, index = jax.random.key(2), np.array([3, 5, 0, 1, 17, 22])
+    _, _, _, _, drawn = world.sample(key, index, M)
+    drawn = np.array(sorted(drawn))
+    count = M - np.isin(index, drawn)
+
+    def dense(params, stop=False):
+        """The same objective as one dense expression, left to autodiff."""
+        key_x, key_z, _ = jax.random.split(key, 3)
+        apply = lambda *a, method: world.model.apply({"params": params["model"]}, *a, method=method)  # noqa: E731
+        x = binarize(key_x, world.images[index])
+        q = apply(x, method="encode")
+        z = q.mean + jnp.exp(0.5 * q.log_var) * jax.random.normal(key_z, q.mean.shape)
+        means = apply(to_unit(world.images[drawn]), method="encode").mean
+        means = jax.lax.stop_gradient(means) if stop else means
+        variance = jnp.exp(params["prior"]["log_var"])
+        densities = -0.5 * jnp.sum((z[:, None] - means) ** 2, -1) / variance - 0.5 * DIM * jnp.log(
+            2 * jnp.pi * variance
+        )
+        densities = jnp.where(drawn[None] == index[:, None], -jnp.inf, densities)
+        log_pz = jax.nn.logsumexp(densities, axis=1) - jnp.log(count)
+        logits = apply(z, method="logits")
+        log_px = jnp.sum(jax.nn.log_sigmoid(jnp.where(x == 1, logits, -logits)), (1, 2, 3))
+        log_q = jnp.sum(-0.5 * jnp.log(2 * jnp.pi) - 0.5 * q.log_var - 0.5 * (z - q.mean) ** 2 / jnp.exp(q.log_var), 1)
+        return jnp.sum(log_px + log_pz - log_q)
+
+    def objective(params, config):
+        batch = Batch(world.images, jnp.asarray(index), None)
+        return objectives.training_elbo(config, world.model, params, key, batch, world.table)[0].elbo.sum()
+
+    # All exemplars, and neighbours with K = M: the same value by two roads.
+    configs = make_config(), make_config(search="exact", k=M, scored="own")
+
+    def run(params):
+        both = [jax.value_and_grad(objective)(params, config) for config in configs]
+        return both, jax.value_and_grad(dense)(params), jax.grad(lambda p: dense(p, stop=True))(params)
+
+    run = jax.jit(run, compiler_options=QUICKLY)
+    both, (wanted_value, want), stopped = jax.device_get(run(world.params))
+    values, grads = zip(*both, strict=True)
+    np.testing.assert_allclose(values, wanted_value, rtol=1e-5)
+    scale = max(np.abs(leaf).max() for leaf in jax.tree.leaves(want))
+    for got in grads:
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * scale)
+    assert abs(want["prior"]["log_var"]) > 0.1
+    through = jax.tree.map(lambda a, b: np.abs(a - b).max(), want["model"]["encoder"], stopped["model"]["encoder"])
+    assert min(jax.tree.leaves(through)) > 1e-3 * scale
+
+
+def test_table_chooses_but_is_never_scored(world):
+    key, index = jax.random.key(1), np.arange(B)
+    straight, bent = (world.train(key, index, table=table) for table in (world.table, world.table * 3 + 1))
+    np.testing.assert_allclose(straight["all_of_all"][0].elbo, bent["all_of_all"][0].elbo, rtol=1e-6)
+    assert np.any(straight["rat_of_all"][0].elbo != bent["rat_of_all"][0].elbo)
+
+
+def quadrature(points, half_width):
+    grid = np.linspace(-half_width, half_width, points)
+    z = np.stack(np.meshgrid(grid, grid), -1).reshape(-1, 2)
+    return z, (grid[1] - grid[0]) ** 2
+
+
+def log_mixture(z, mean, log_var):
+    """log 1/P sum_p N(z | mean_p, diag exp(log_var_p))."""
+    parts = -0.5 * (np.log(2 * np.pi) + log_var + (z[:, None] - mean) ** 2 / np.exp(log_var)).sum(-1)
+    return special.logsumexp(parts, axis=1) - np.log(len(mean))
+
+
+@pytest.mark.parametrize("prior", ["exemplar", "gaussian", "vamp"])
+def test_elbo_is_below_the_log_likelihood(world, prior):
+    samples, num_images = 4000, 4
+    config = make_config(prior=prior)
+    rng = np.random.default_rng(5)
+    images = (255 * rng.integers(0, 2, (num_images, *SHAPE))).astype(np.uint8)
+    grid, area = quadrature(241, 18.0)
+    pseudo = np.clip(np.asarray(world.params["prior"]["pseudo_inputs"]), 0, 1)
+
+    @jax.jit
+    def outputs(z):
+        q = world.apply(to_unit(images), method="encode")
+        return world.apply(z, method="logits"), q, world.apply(pseudo, method="encode")
+
+    logits, q, components = jax.tree.map(lambda a: np.asarray(a, np.float64), outputs(np.asarray(grid, np.float32)))
+    logits = logits.reshape(len(grid), -1)
+    if prior == "exemplar":
+        log_pz = log_mixture(grid, world.means, np.full((N, DIM), np.log(world.sigma_square)))
+    elif prior == "vamp":
+        log_pz = log_mixture(grid, *components)
+    else:
+        log_pz = log_mixture(grid, np.zeros((1, DIM)), np.zeros((1, DIM)))
+    assert np.exp(log_pz).sum() * area == pytest.approx(1.0, abs=1e-3)
+
+    means = jnp.asarray(world.means, jnp.float32) if prior == "exemplar" else None
+    run = jax.jit(
+        jax.vmap(lambda key: objectives.evaluation_elbo(config, world.model, world.params, key, images, means).elbo)
+    )
+    drawn = np.asarray(run(jax.random.split(jax.random.key(7), samples)), np.float64)  # (samples, images)
+    for b in range(num_images):
+        signs = np.where(images[b].ravel() == 255, 1.0, -1.0)
+        log_joint = special.log_expit(signs * logits).sum(-1) + log_pz
+        log_likelihood = special.logsumexp(log_joint) + np.log(area)
+        log_q = log_mixture(grid, q.mean[b : b + 1], q.log_var[b : b + 1])
+        mass = np.exp(log_q) * area
+        assert mass.sum() == pytest.approx(1.0, abs=2e-2)
+        mass /= mass.sum()
+        exact_elbo = (mass * (log_joint - log_q)).sum()
+        error = drawn[:, b].std() / np.sqrt(samples)
+        assert abs(drawn[:, b].mean() - exact_elbo) < 4.5 * error + 1e-3
+        # log p(x) = ELBO + KL(q || p(z|x)), and the last is positive.
+        gap = (mass * (log_q - (log_joint - log_likelihood))).sum()
+        assert gap > 0.01
+        assert drawn[:, b].mean() <= log_likelihood + 4.5 * error
+
+
+def test_prior_parameters_start_as_in_the_reference():
+    exemplar = jax.vmap(lambda key: objectives.init_prior(key, make_config().prior, SHAPE)["log_var"])
+    log_vars = np.asarray(jax.jit(exemplar)(jax.random.split(jax.random.key(0), 2000)))
+    assert abs(log_vars.mean()) < 4.5 / np.sqrt(2000) and abs(log_vars.std() - 1) < 4.5 / np.sqrt(4000)
+    config = make_config(prior="vamp").prior
+    config.num_pseudo_inputs = 50
+    pseudo = np.asarray(objectives.init_prior(jax.random.key(1), config, (8, 8, 1))["pseudo_inputs"])
+    assert pseudo.shape == (50, 8, 8, 1)
+    assert pseudo.mean() == pytest.approx(0.05, abs=1e-3) and pseudo.std() == pytest.approx(0.01, rel=0.1)
+    assert objectives.init_prior(jax.random.key(1), make_config(prior="gaussian").prior, SHAPE) == {}
