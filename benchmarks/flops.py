@@ -54,7 +54,7 @@ def _reads_image(module: nn.Module) -> bool:
     return any("from_x" in part or part == "encoder" for part in module.path)
 
 
-def step_gflop(config: Any, model: nn.Module, num_train: int) -> float:
+def step_gflop(config: Any, model: nn.Module) -> float:
     """One step of batch B under the config's prior."""
     batch, dim = config.train.batch_size, config.model.latent_dim
     total = training_flops(model, "terms", batch)
@@ -66,5 +66,5 @@ def step_gflop(config: Any, model: nn.Module, num_train: int) -> float:
         search = config.retrieval.search != "none"
         count = batch * config.retrieval.num_neighbours if search else config.prior.num_exemplars
         total += training_flops(model, "encode", count) + 3 * (2 * batch * count * dim)
-        total += 2 * batch * num_train * dim if config.retrieval.search == "exact" else 0
+        total += 2 * batch * config.prior.num_exemplars * dim if config.retrieval.search == "exact" else 0
     return total / 1e9

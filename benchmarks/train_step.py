@@ -88,7 +88,7 @@ def step_variant(architecture: str, prior: str, search: str, images: jax.Array) 
         jax.block_until_ready(holder[0])
 
     run()
-    return Variant(architecture, prior, search, run, step_gflop(config, model, len(images)))
+    return Variant(architecture, prior, search, run, step_gflop(config, model))
 
 
 def measure(variants: list[Variant], seconds: float) -> None:

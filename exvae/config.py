@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from typing import Any
 
@@ -105,8 +106,8 @@ def validate(config: Any) -> None:
 
 
 def resolve(config: Any, num_train: int) -> ml_collections.ConfigDict:
-    """A frozen copy with the values that depend on the size of the training set filled in and checked."""
-    config = ml_collections.ConfigDict(config)
+    """A copy with the values that depend on the size of the training set filled in and checked."""
+    config = copy.deepcopy(config)
     if config.train.batch_size > num_train:
         raise UserError(f"config.train.batch_size={config.train.batch_size} exceeds the {num_train} training images")
     if config.prior.name == "exemplar":

@@ -96,7 +96,7 @@ def _exemplar_training_prior(config, model, params, key, batch: Batch, terms: Te
         k = config.retrieval.num_neighbours
         if config.retrieval.search == "exact":
             queries = jax.lax.stop_gradient(terms.q.mean)
-            nearest = exact.nearest(queries, table, k, allowed=drawn, leave_out=leave_out)
+            nearest = exact.nearest(queries, table, k, allowed=drawn, leave_out=leave_out, num_allowed=num_exemplars)
         else:
             nearest = select.cut(batch.candidates, k, allowed=drawn, leave_out=leave_out)
         index = select.union(nearest)

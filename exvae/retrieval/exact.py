@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from exvae.priors import NOBODY
 
-BLOCK = 16384  # table rows scored at a time
+BLOCK = 25_600  # table rows scored at a time
 SEGMENT = 32  # values whose minimum stands for them in the first stage of top-k
 
 
@@ -35,33 +35,39 @@ def nearest(
     *,
     allowed: Bool[Array, " N"],
     leave_out: Int[Array, " B"] | None,
+    num_allowed: int | None = None,
 ) -> Int[Array, "B K"]:
     """The k allowed rows of the table nearest to each query, without the row `leave_out`; NOBODY where there are fewer.
 
     ||q - c||^2 / 2 - ||q||^2 / 2 = ||c||^2 / 2 - q.c orders the rows as the distance does; the half norm rides along as
     one more column of the matrix product. Streams over blocks of the table.
+
+    Args:
+      num_allowed: how many rows are allowed, if that is known: the others are then not even scored.
     """
-    rows = table.shape[0]
-    block = min(BLOCK, -(-max(rows, k) // SEGMENT) * SEGMENT)
-    pad = -rows % block
-    half_norms = jnp.where(allowed, 0.5 * jnp.sum(jnp.square(table), -1), jnp.inf)
-    half_norms = jnp.pad(half_norms, (0, pad), constant_values=jnp.inf)
-    table = jnp.concatenate([jnp.pad(table, ((0, pad), (0, 0))), half_norms[:, None]], axis=-1)
+    rows, block = _blocks(jnp.nonzero(allowed, size=num_allowed or len(table), fill_value=NOBODY)[0], k + 1)
+    found = table[rows]
+    half_norms = jnp.where(rows == NOBODY, jnp.inf, 0.5 * jnp.sum(jnp.square(found), -1))
+    found = jnp.concatenate([found, half_norms[:, None]], axis=-1)
     queries = jnp.concatenate([-queries, jnp.ones_like(queries[:, :1])], axis=-1)
 
     def search_block(args):
-        start, rows_of_block = args
-        scores = jnp.matmul(queries, rows_of_block.T, precision=lax.Precision.HIGHEST)  # (B, BLOCK)
-        if leave_out is not None:
-            own = leave_out - start  # outside 0..BLOCK for queries of another block: dropped
-            own = jnp.where(own < 0, block, own)
-            scores = scores.at[jnp.arange(len(own)), own].set(jnp.inf, mode="drop")
-        values, position = smallest_k(scores, k)
-        return values, position + start
+        block_table, block_rows = args
+        scores = jnp.matmul(queries, block_table.T, precision=lax.Precision.HIGHEST)  # (B, block)
+        values, position = smallest_k(scores, k + 1)  # one more, should the query itself be among them
+        return values, block_rows[position]
 
-    starts = jnp.arange(0, rows + pad, block)
-    values, position = lax.map(search_block, (starts, table.reshape(len(starts), block, -1)))
-    values = jnp.moveaxis(values, 0, 1).reshape(len(queries), -1)
-    position = jnp.moveaxis(position, 0, 1).reshape(len(queries), -1)
+    blocks = (found.reshape(-1, block, found.shape[1]), rows.reshape(-1, block))
+    values, rows = (jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in lax.map(search_block, blocks))
+    if leave_out is not None:
+        values = jnp.where(rows == leave_out[:, None], jnp.inf, values)
     value, best = lax.top_k(-values, k)
-    return jnp.where(jnp.isneginf(value), NOBODY, jnp.take_along_axis(position, best, axis=1))
+    return jnp.where(jnp.isneginf(value), NOBODY, jnp.take_along_axis(rows, best, axis=1))
+
+
+def _blocks(rows: Int[Array, " M"], least: int) -> tuple[Int[Array, " P"], int]:
+    """Row numbers padded with NOBODY to whole blocks of equal size, and that size: a multiple of SEGMENT."""
+    num_blocks = -(-len(rows) // BLOCK)
+    size = -(-max(len(rows), least) // num_blocks)
+    size = -(-size // SEGMENT) * SEGMENT
+    return jnp.pad(rows, (0, num_blocks * size - len(rows)), constant_values=NOBODY), size
