@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def encode_means(
     pad = -len(index) % BLOCK
     blocks = jnp.pad(index, (0, pad)).reshape(-1, BLOCK)
     keep = jax.checkpoint(encode, policy=jax.checkpoint_policies.dots_saveable)
-    kept = _blocks_that_fit(keep, params, blocks, activation_bytes)
+    kept = int(min(len(blocks), activation_bytes / (BLOCK * _bytes_per_image(keep, params))))
     parts = []
     for block_fn, part in ((keep, blocks[:kept]), (jax.checkpoint(encode), blocks[kept:])):
         if len(part):
@@ -45,11 +46,12 @@ def encode_means(
     return jnp.concatenate(parts)[: len(index)]
 
 
-def _blocks_that_fit(block_fn, params: dict, blocks: Int[Array, "T b"], limit: float) -> int:
-    """How many blocks' saved activations fit `limit` bytes."""
-    if limit == float("inf"):
-        return len(blocks)
-    _, backward = jax.eval_shape(lambda p, i: jax.vjp(block_fn, p, i), params, blocks[0])
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
-    shared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return min(len(blocks), int(limit // max(size - shared, 1)))
+def _bytes_per_image(block_fn: Callable, params: dict) -> int:
+    """What the backward pass keeps of one image: two images' worth less one image's, so that weights cancel."""
+
+    def kept(num_images: int) -> int:
+        index = jax.ShapeDtypeStruct((num_images,), jnp.int32)
+        _, backward = jax.eval_shape(lambda p, i: jax.vjp(lambda q: block_fn(q, i), p), params, index)
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
+
+    return kept(2) - kept(1)

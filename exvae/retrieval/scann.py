@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from exvae.errors import UserError
+from exvae.priors import NOBODY
 
 BRUTE_FORCE_BELOW = 10_000  # a tree over fewer rows saves nothing
 
@@ -55,15 +56,16 @@ class ScannIndex:
     def __init__(self, table: Float[np.ndarray, "N D"], num_results: int):
         import scann  # slow to import, and absent where nobody asks for it
 
-        self._table = table
+        self._table, self._num_results = table, num_results
         builder = scann.scann_ops_pybind.builder(table, num_results, "squared_l2")
         if len(table) >= BRUTE_FORCE_BELOW:
             leaves = int(math.sqrt(len(table)))
+            enough = math.ceil(3 * num_results * leaves / len(table))  # leaves that hold three times what is asked for
             # Every row, k-means++ and one thread: the same table always gives the same index, and a resumed run
             # the same neighbours. The default (a random sample, random centres, all threads) does not.
             builder = builder.tree(
                 num_leaves=leaves,
-                num_leaves_to_search=max(1, leaves // 10),
+                num_leaves_to_search=min(leaves, max(leaves // 10, enough)),
                 training_sample_size=len(table),
                 random_init=False,
             ).set_n_training_threads(1)
@@ -71,10 +73,13 @@ class ScannIndex:
             self._searcher = builder.score_brute_force().build()
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Neighbours of rows `index`, nearest first, the row itself among them.
+        """Neighbours of rows `index`, nearest first, the row itself among them; NOBODY where too few were found.
 
         The query is the row as the index knows it, not the mean under the newest parameters: both ends of a distance
         are of the same age, and the host can search for the next step while the device computes this one.
         """
-        neighbours, _ = self._searcher.search_batched_parallel(self._table[index])
-        return neighbours.astype(np.int32)
+        found, distances = self._searcher.search_batched_parallel(self._table[index])
+        # ScaNN marks what it did not find by a distance of NaN, and leaves out columns that are empty in every row.
+        neighbours = np.full((len(index), self._num_results), NOBODY, np.int32)
+        neighbours[:, : found.shape[1]] = np.where(np.isnan(distances), NOBODY, found.astype(np.int32))
+        return neighbours

@@ -13,6 +13,8 @@ from scipy import special, stats
 from exvae import models
 from exvae.config import get_config
 
+QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+
 
 def build(architecture, image_shape=(28, 28, 1), **fields):
     config = get_config().model
@@ -76,9 +78,9 @@ def test_number_of_parameters_at_the_papers_sizes():
     assert counts["vae"] == 1_116_864
 
 
-@pytest.mark.parametrize("architecture", ["vae", "hvae"])
-def test_init_has_the_reference_distribution(architecture):
-    params = models.init(jax.random.key(0), build(architecture))
+def test_init_has_the_reference_distribution():
+    model = build("vae")  # hvae is made of the same layers
+    params = jax.jit(functools.partial(models.init, model=model), compiler_options=QUICKLY)(jax.random.key(0))
     values = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         leaf = np.asarray(leaf, np.float64)
@@ -141,7 +143,7 @@ def small(request):
     wide = jax.tree_util.tree_map_with_path(lambda path, a: a * 20.0 if path[-2].key == "log_var" else a, params)
     x = np.random.default_rng(0).integers(0, 2, (64, *SHAPE)).astype(np.float32)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
     def outputs(params, key, x):
         apply = lambda *a, method: model.apply({"params": params}, *a, method=method)  # noqa: E731
         terms = apply(key, x, method="terms")

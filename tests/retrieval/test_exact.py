@@ -3,11 +3,14 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from exvae.priors import NOBODY
 from exvae.retrieval import exact
+
+QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
 
 
 @pytest.mark.parametrize("columns, k", [(1, 10), (2, 64), (9, 1), (40, 10)])
@@ -50,7 +53,7 @@ def searcher(k, leave_out=True):
     def run(queries, table, allowed, own):
         return exact.nearest(queries, table, k, allowed=allowed, leave_out=own if leave_out else None)
 
-    return jax.jit(run)
+    return jax.jit(run, compiler_options=QUICKLY)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,23 @@ def test_nearest_equals_a_sort(monkeypatch, block, rows, leave_out):
         allowed = rng.random(rows) < share
         got = np.asarray(run(queries, table, allowed, own))
         np.testing.assert_array_equal(got, brute(queries, table, 6, allowed, own if leave_out else None))
+
+
+@pytest.mark.parametrize("num_allowed", [70, 3])
+def test_nearest_scores_only_the_allowed_when_their_number_is_known(monkeypatch, num_allowed):
+    monkeypatch.setattr(exact, "BLOCK", 32)
+    rng = np.random.default_rng(num_allowed)
+    table = rng.normal(size=(150, 4)).astype(np.float32)
+    own = np.array([0, 149, 20, 75])
+    allowed = np.zeros(150, bool)
+    allowed[rng.permutation(150)[:num_allowed]] = True
+    allowed[np.flatnonzero(allowed)[0]], allowed[0] = allowed[0], True  # the first row is in it, as is its query
+
+    def run(queries, table, allowed):
+        return exact.nearest(queries, table, 6, allowed=allowed, leave_out=jnp.asarray(own), num_allowed=num_allowed)
+
+    got = jax.jit(run, compiler_options=QUICKLY)(table[own], table, allowed)
+    np.testing.assert_array_equal(got, brute(table[own], table, 6, allowed, own))
 
 
 def test_nearest_leaves_out_the_row_in_every_block(monkeypatch):

@@ -93,7 +93,6 @@ def test_candidates_cut_to_the_draw_leave_k():
     assert np.mean(full) > 0.99
 
 
-@pytest.mark.xfail(strict=True, reason="ScaNN fills up with row 0 and gives fewer columns than asked for")
 def test_tree_index_returns_no_false_neighbours_when_many_are_asked_for(large):
     # K = 10 of M = 100 drawn: 3,000 candidates, more than the searched leaves hold.
     table, index = large
