@@ -129,7 +129,7 @@ def prepare(config: Any, workdir: Path) -> Setup:
     configs.validate(config)
     if uses_scann(config):
         scann.require()
-    dataset = data.load(config.data)
+    dataset = data.load(config.data, binarize=config.model.likelihood == "bernoulli")
     config = configs.resolve(config, len(dataset.train))
     mesh = sharding.make_mesh(config.train.batch_size)
     metrics.open_workdir(workdir, config.to_dict())

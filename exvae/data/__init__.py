@@ -22,14 +22,13 @@ def names() -> tuple[str, ...]:
 
 
 def load(data_config: ml_collections.ConfigDict, *, binarize: bool = True) -> Dataset:
-    """Loads `config.data.name`; valid and test of grey sets are binarized once unless `binarize` is False.
+    """Loads `config.data.name`; valid and test are binarized once unless `binarize` is False.
 
-    Colour images are never binarized. Train is always grey: it is binarized afresh each step, exemplars never.
+    Train keeps its grey levels or colours: it is binarized afresh each step, exemplars never.
     """
     check_name(data_config.name)
-    dataset = _load_grey(data_config)
-    grey = dataset.train.images.shape[-1] == 1
-    return splits.binarize(dataset) if binarize and grey else dataset
+    dataset = _load_bytes(data_config)
+    return splits.binarize(dataset) if binarize else dataset
 
 
 def check_name(name: str) -> None:
@@ -43,7 +42,7 @@ def check_name(name: str) -> None:
     raise UserError(f"config.data.name={name} is unknown{hint}; allowed: {', '.join(allowed)}")
 
 
-def _load_grey(data_config: ml_collections.ConfigDict) -> Dataset:
+def _load_bytes(data_config: ml_collections.ConfigDict) -> Dataset:
     """Dispatches on the name; modules are imported where needed, so that a set costs only its own imports."""
     name, seed = data_config.name, data_config.split_seed
     if name in registry.SETS:

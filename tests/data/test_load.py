@@ -205,12 +205,14 @@ def test_load_users_npz_and_its_labels(tmp_path):
     np.testing.assert_array_equal(dataset.train.images[:, 0, 0, 0], dataset.train.labels)
 
 
-def test_load_users_colour_images_are_not_binarized(tmp_path):
+def test_load_users_colour_images_are_binarized_channel_by_channel_unless_told_not_to(tmp_path):
     for i in range(10):
         Image.fromarray(RNG.integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
-    dataset = data.load(config(f"images:{tmp_path}", image_size=5, colour=True))
+    own = config(f"images:{tmp_path}", image_size=5, colour=True)
+    dataset = data.load(own)
     assert dataset.test.images.shape == (1, 5, 5, 3)
-    assert not set(np.unique(dataset.test.images)) <= {0, 255}
+    assert set(np.unique(dataset.test.images)) == {0, 255}
+    assert not set(np.unique(data.load(own, binarize=False).test.images)) <= {0, 255}
 
 
 def test_load_glyphs_too_few_is_an_error():
