@@ -1,0 +1,1 @@
+"""The Exemplar VAE: a VAE whose prior is a Parzen window over latent means of training images."""
