@@ -183,14 +183,16 @@ def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
     # One compilation instead of one for each tensor.
     state = jax.jit(lambda: init_state(setup.config, setup.model, setup.optimizer))()
     if uses_table(setup.config):
-        table = setup.evaluator.encode_all(state.params, setup.images)
-        state = state.replace(table=table, indexed=jnp.copy(table) if uses_scann(setup.config) else None)
+        table = jnp.zeros((len(setup.images), setup.config.model.latent_dim))
+        state = state.replace(table=table, indexed=table if uses_scann(setup.config) else None)
     state = sharding.replicate(setup.mesh, state)
     restored = checkpoints.restore_latest(state)
-    if restored is None:
-        return state, 0.0
-    print(f"going on from step {int(restored[0].step)} in {setup.workdir}")
-    return restored[0], restored[1]["seconds"]
+    if restored is not None:
+        print(f"going on from step {int(restored[0].step)} in {setup.workdir}")
+        return restored[0], restored[1]["seconds"]
+    if uses_table(setup.config):
+        state = state.replace(table=setup.evaluator.encode_all(state.params, setup.images))
+    return state, 0.0
 
 
 def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, began: float) -> TrainState:

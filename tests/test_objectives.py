@@ -374,6 +374,14 @@ def test_elbo_is_below_the_log_likelihood(world, prior):
         assert drawn[:, b].mean() <= log_likelihood + 4.5 * error
 
 
+def test_pseudo_inputs_are_encoded_as_images_in_the_unit_interval(world):
+    pseudo = np.asarray(world.params["prior"]["pseudo_inputs"])
+    assert pseudo.min() < 0 and pseudo.max() > 1
+    got = jax.jit(lambda params: objectives.pseudo_posteriors(world.model, params))(world.params)
+    want = world.encode(np.minimum(np.maximum(pseudo, 0), 1))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_prior_parameters_start_as_in_the_reference():
     exemplar = jax.vmap(lambda key: objectives.init_prior(key, make_config().prior, SHAPE)["log_var"])
     log_vars = np.asarray(jax.jit(exemplar)(jax.random.split(jax.random.key(0), 2000)))

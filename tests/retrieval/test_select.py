@@ -16,7 +16,8 @@ def test_cut_keeps_the_first_k_valid(k, leave_out):
     candidates = np.stack([rng.permutation(n)[:12] for _ in range(8)])
     candidates[:3, 7:] = NOBODY
     candidates[3] = NOBODY
-    own = candidates[np.arange(8), rng.integers(0, 7, 8)]
+    candidates[4:6, [0, 5]] = NOBODY  # before valid ones: it must not take one of the k slots
+    own = candidates[np.arange(8), rng.integers(1, 5, 8)]
     own[6] = 29 if 29 not in candidates[6] else own[6]
     run = jax.jit(lambda c, allowed: select.cut(c, k, allowed=allowed, leave_out=own if leave_out else None))
     for share in (1.0, 0.5, 0.0):
