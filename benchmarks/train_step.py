@@ -22,7 +22,7 @@ from absl import app, flags
 
 from benchmarks.flops import step_gflop
 from exvae import config as configs
-from exvae import models, optim, train
+from exvae import models, optim, step, train
 from exvae.objectives import Batch
 from exvae.retrieval import scann
 
@@ -67,7 +67,7 @@ def step_variant(architecture: str, prior: str, search: str, images: jax.Array) 
     config.prior.num_exemplars = NUM_EXEMPLARS
     model = models.build(config.model, images.shape[1:])
     optimizer = optim.optimizer(config.optim, 1000)
-    state = train.init_state(config, model, optimizer)
+    state = step.init_state(config, model, optimizer)
     rng = np.random.default_rng(0)
     if train.uses_table(config):
         table = rng.normal(size=(len(images), config.model.latent_dim)).astype(np.float32)
@@ -80,7 +80,7 @@ def step_variant(architecture: str, prior: str, search: str, images: jax.Array) 
         return Batch(images, chosen, index.search(chosen) if index else None)
 
     batch = next_batch()
-    compiled = train.make_train_step(config, model, optimizer, 500).lower(state, batch).compile()
+    compiled = step.make_train_step(config, model, optimizer, 500).lower(state, batch).compile()
     holder = [compiled(state, batch)[0]]
 
     def run() -> None:
@@ -93,13 +93,9 @@ def step_variant(architecture: str, prior: str, search: str, images: jax.Array) 
 
 def measure(variants: list[Variant], seconds: float) -> None:
     """Turn by turn, until each fast variant has had its share of time and each slow one two steps."""
-    for variant in variants:
-        variant.measure()
-    rounds = max(2, int(seconds / max(min(v.times[0] for v in variants), 1e-3)))
-    for turn in range(rounds):
-        for variant in variants:
-            if turn < 2 or sum(variant.times) < seconds:
-                variant.measure()
+    while waiting := [v for v in variants if len(v.times) < 2 or sum(v.times) < seconds]:
+        for variant in waiting:
+            variant.measure()
 
 
 def rows(variants: list[Variant], matmul: Variant) -> list[dict]:

@@ -1,4 +1,4 @@
-"""Training: the state, the step, and the loop around it."""
+"""Training: the loop around the step."""
 
 from __future__ import annotations
 
@@ -12,41 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from flax import struct
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Int, UInt8
 
 from exvae import config as configs
-from exvae import data, figures, generate, metrics, models, objectives, optim, sharding
+from exvae import data, figures, generate, metrics, models, optim, sharding
 from exvae.checkpoint import Checkpoints
 from exvae.evaluate import Evaluator, active_units, make_evaluator, mean_elbo
 from exvae.objectives import Batch
-from exvae.retrieval import scann, select
+from exvae.retrieval import scann
+from exvae.step import SAMPLES, TEST, VALID, TrainState, init_state, make_train_step, stream
 
-TRAIN, VALID, TEST, SAMPLES = range(4)  # streams of randomness
 STEPS_AHEAD = 2  # the host may queue so many steps before it looks at the result of the oldest
 
 
 class Diverged(Exception):
     """NaN or infinity in the loss or a gradient."""
-
-
-@struct.dataclass
-class TrainState:
-    """Everything. Restored after a kill, the next step is bit for bit the one that would have come."""
-
-    step: Int[Array, ""]  # steps taken
-    params: dict  # {"model": ..., "prior": ...}
-    opt_state: optax.OptState
-    key: Array  # key data, never changes: what a stream draws at time t is fold_in(fold_in(key, stream), t)
-    table: Float[Array, "N D"] | None  # latent means of all exemplars, each as of when it was last encoded (RAT)
-    indexed: Float[Array, "N D"] | None  # the table as of the last build of the ScaNN index
-    sums: dict[str, Float[Array, ""]]  # training figures of this epoch so far
-    stopping: optim.EarlyStopping
-
-
-def stream(state: TrainState, name: int, time: Int[Array, ""] | int = 0) -> Array:
-    """The random key of one moment of one stream."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(state.key), name), time)
 
 
 class Setup(NamedTuple):
@@ -62,58 +42,6 @@ class Setup(NamedTuple):
     train_step: Any
     evaluator: Evaluator
     steps_per_epoch: int
-
-
-def init_state(config: Any, model: nn.Module, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step, with an empty table."""
-    key_model, key_prior, key_run = jax.random.split(jax.random.key(config.seed), 3)
-    params = {
-        "model": models.init(key_model, model),
-        "prior": objectives.init_prior(key_prior, config.prior, model.image_shape),
-    }
-    return TrainState(
-        step=jnp.int32(0),
-        params=params,
-        opt_state=optimizer.init(params),
-        key=jax.random.key_data(key_run),
-        table=None,
-        indexed=None,
-        sums={name: jnp.float32(0) for name in ("elbo", "reconstruction", "kl", "loss")},
-        stopping=optim.EarlyStopping.start(),
-    )
-
-
-def make_train_step(config: Any, model: nn.Module, optimizer: optax.GradientTransformation, steps_per_epoch: int):
-    """The compiled step: (state, batch) -> (state, mean ELBO). The old state's memory is reused.
-
-    The ELBO is NaN where the loss or any gradient is not finite.
-    """
-
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
-        key = stream(state, TRAIN, state.step)
-        beta = optim.kl_weight(state.step, steps_per_epoch, config.optim.kl_warmup_epochs)
-
-        def loss_fn(params):
-            elbo, exemplars = objectives.training_elbo(config, model, params, key, batch, state.table)
-            loss = -jnp.mean(elbo.reconstruction - beta * elbo.kl)
-            return loss, (jax.tree.map(jnp.mean, elbo)._asdict(), exemplars)
-
-        (loss, (means_of, exemplars)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        table = state.table
-        for part in exemplars if table is not None else ():
-            table = select.update(table, part.index, part.means)
-        finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
-        state = state.replace(
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            opt_state=opt_state,
-            table=table,
-            sums=jax.tree.map(jnp.add, state.sums, {**means_of, "loss": loss}),
-        )
-        return state, jnp.where(finite, means_of["elbo"], jnp.nan)
-
-    return jax.jit(train_step, donate_argnums=0)
 
 
 def uses_table(config: Any) -> bool:

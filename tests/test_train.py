@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exvae import train
+from exvae import step, train
 from exvae.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 def final_state(config, workdir: Path) -> dict:
     """Every array of the last checkpoint, by its path."""
     setup = train.prepare(config, workdir)
-    like = train.init_state(setup.config, setup.model, setup.optimizer)
+    like = step.init_state(setup.config, setup.model, setup.optimizer)
     if train.uses_table(setup.config):
         table = jnp.zeros((len(setup.images), setup.model.latent_dim))
         like = like.replace(table=table, indexed=table if train.uses_scann(setup.config) else None)
@@ -105,7 +105,7 @@ def test_train_step_is_traced_once(tiny_config, tmp_path, monkeypatch):
         return jit(chex.assert_max_traces(function, n=1) if name == "train_step" else function, **options)
 
     chex.clear_trace_counter()
-    monkeypatch.setattr(train.jax, "jit", counting_jit)
+    monkeypatch.setattr(step.jax, "jit", counting_jit)
     train.train(tiny_config, tmp_path)
 
 
@@ -115,11 +115,11 @@ def test_resumed_run_equals_straight_run(tiny_config, tmp_path, monkeypatch):
     tiny_config.train.checkpoint_minutes = 0.0
     train.train(tiny_config, tmp_path / "straight")
 
-    step, real = 0, train.check_finite
+    reached, real = 0, train.check_finite
 
     def interrupt(at, elbo):
-        nonlocal step
-        step = at
+        nonlocal reached
+        reached = at
         if at == 13:
             raise KeyboardInterrupt
         return real(at, elbo)
@@ -128,7 +128,7 @@ def test_resumed_run_equals_straight_run(tiny_config, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train.train(tiny_config, tmp_path / "stopped")
     monkeypatch.setattr(train, "check_finite", real)
-    assert step == 13
+    assert reached == 13
     train.train(tiny_config, tmp_path / "stopped")
     assert_same_run(tiny_config, tmp_path / "straight", tmp_path / "stopped")
 
