@@ -156,7 +156,7 @@ def test_killed_process_goes_on_bit_for_bit(tiny_config, tiny_flags, tmp_path):
         assert not (killed / "results.json").exists()
     for workdir in (killed, straight):
         process = start(flags, workdir)
-        out, err = process.communicate()
+        _, err = process.communicate()
         assert process.returncode == 0, err
     tiny_config.train.epochs = 9
     tiny_config.train.checkpoint_minutes = 0.0001
