@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -60,7 +61,7 @@ class EarlyStopping(NamedTuple):
 
     def update(self, epoch: int, elbo: float, warmup_epochs: int) -> EarlyStopping:
         """The count stays at 0 until the KL warm-up ends: before that the objective itself still changes."""
-        if elbo > float(self.best_elbo):
+        if np.float32(elbo) > np.float32(self.best_elbo):  # as the best is kept: a plateau is no improvement
             return EarlyStopping(jnp.float32(elbo), jnp.int32(epoch), jnp.int32(0))
         bad = int(self.bad_epochs) + 1 if epoch >= warmup_epochs else 0
         return self._replace(bad_epochs=jnp.int32(bad))

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from exvae.priors import NOBODY
 
 BLOCK = 25_600  # table rows scored at a time
+FAR = 1e30  # score of an empty slot; finite, because accelerators split the factors of an exact product: inf - inf
 SEGMENT = 32  # values whose minimum stands for them in the first stage of top-k
 
 
@@ -47,7 +48,7 @@ def nearest(
     """
     rows, block = _blocks(jnp.nonzero(allowed, size=num_allowed or len(table), fill_value=NOBODY)[0], k + 1)
     found = table[rows]
-    half_norms = jnp.where(rows == NOBODY, jnp.inf, 0.5 * jnp.sum(jnp.square(found), -1))
+    half_norms = jnp.where(rows == NOBODY, FAR, 0.5 * jnp.sum(jnp.square(found), -1))
     found = jnp.concatenate([found, half_norms[:, None]], axis=-1)
     queries = jnp.concatenate([-queries, jnp.ones_like(queries[:, :1])], axis=-1)
 
@@ -60,14 +61,14 @@ def nearest(
     blocks = (found.reshape(-1, block, found.shape[1]), rows.reshape(-1, block))
     values, rows = (jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in lax.map(search_block, blocks))
     if leave_out is not None:
-        values = jnp.where(rows == leave_out[:, None], jnp.inf, values)
+        values = jnp.where(rows == leave_out[:, None], FAR, values)
     value, best = lax.top_k(-values, k)
-    return jnp.where(jnp.isneginf(value), NOBODY, jnp.take_along_axis(rows, best, axis=1))
+    return jnp.where(-value > 0.5 * FAR, NOBODY, jnp.take_along_axis(rows, best, axis=1))
 
 
 def _blocks(rows: Int[Array, " M"], least: int) -> tuple[Int[Array, " P"], int]:
     """Row numbers padded with NOBODY to whole blocks of equal size, and that size: a multiple of SEGMENT."""
     num_blocks = -(-len(rows) // BLOCK)
-    size = -(-max(len(rows), least) // num_blocks)
+    size = max(-(-len(rows) // num_blocks), least)
     size = -(-size // SEGMENT) * SEGMENT
     return jnp.pad(rows, (0, num_blocks * size - len(rows)), constant_values=NOBODY), size
