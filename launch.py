@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -53,4 +54,8 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    code = main(sys.argv)
+    if code == 1:  # a full disk: the background writers would add their tracebacks on the way out
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)

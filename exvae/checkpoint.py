@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,9 @@ import orbax.checkpoint as ocp
 from exvae.errors import UserError
 
 
+SLACK_BYTES = 2**20  # for the other files of a run
+
+
 class Checkpoints:
     """`checkpoints/latest` and `checkpoints/best` of a run's folder.
 
@@ -22,7 +28,11 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: Path):
-        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax tells of every file it writes
+        for name in (
+            "absl",
+            "asyncio",
+        ):  # orbax tells of every file it writes, and its threads of every one they cannot
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         folder = (workdir / "checkpoints").absolute()
         # Two of the latest: should the newer one turn out to be damaged, the older one is still there.
         self._latest = _manager(folder / "latest", keep=2)
@@ -44,12 +54,25 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until everything that was saved is on the disk."""
-        self._latest.wait_until_finished()
-        self._best.wait_until_finished()
+        with _plain_errors():
+            self._latest.wait_until_finished()
+            self._best.wait_until_finished()
 
     def close(self) -> None:
-        self._latest.close()
-        self._best.close()
+        with contextlib.suppress(Exception):  # what could not be written was said by `wait` or the next save
+            self._latest.close()
+            self._best.close()
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What orbax's background threads raise, from this save or the one before it, as one OSError."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        reason = "No space left on device" if "No space left" in reason else reason[:300]
+        raise OSError(f"a checkpoint could not be written ({reason}); the ones before it are whole") from error
 
 
 def _manager(folder: Path, keep: int) -> ocp.CheckpointManager:
@@ -60,10 +83,21 @@ def _manager(folder: Path, keep: int) -> ocp.CheckpointManager:
 def _save(manager: ocp.CheckpointManager, step: int, tree: Any, meta: dict) -> None:
     if step in manager.all_steps():  # written before a kill, and the same bits
         return
+    _check_space(manager, tree)
     # The training step donates its buffers while orbax still writes: hand orbax a copy of its own.
     tree = jax.tree.map(jnp.copy, tree)
     args = ocp.args.Composite(state=ocp.args.StandardSave(tree), meta=ocp.args.JsonSave(meta))
-    manager.save(step, args=args)
+    with _plain_errors():
+        manager.save(step, args=args)
+
+
+def _check_space(manager: ocp.CheckpointManager, tree: Any) -> None:
+    """Refuse before orbax begins: its threads meet a full disk with a hundred tracebacks."""
+    needed = SLACK_BYTES + 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    free = shutil.disk_usage(manager.directory).free
+    if free < needed:
+        left, need = free / 2**20, needed / 2**20
+        raise OSError(f"disk full: {left:.1f} MiB left and a checkpoint takes {need:.1f}; the ones before it are whole")
 
 
 def _set_aside(manager: ocp.CheckpointManager, step: int) -> Path:

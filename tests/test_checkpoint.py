@@ -1,9 +1,12 @@
 """Checkpoints: whole, bit for bit, and the one before where the newest is damaged."""
 
+from unittest import mock
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from exvae import checkpoint
 from exvae.checkpoint import Checkpoints
 from exvae.errors import UserError
 
@@ -88,4 +91,14 @@ def test_saved_state_is_a_copy(tmp_path):
     checkpoints.wait()
     restored, _ = checkpoints.restore_latest({"a": jnp.zeros(1_000_000)})
     np.testing.assert_array_equal(restored["a"], np.arange(1_000_000.0))
+    checkpoints.close()
+
+
+def test_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: mock.Mock(free=2**20))
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(OSError, match=r"disk full: 1.0 MiB left"):
+        checkpoints.save_latest(2, tree(2), {})
+    assert int(checkpoints.restore_latest(tree(0))[0]["step"]) == 1
     checkpoints.close()
