@@ -12,6 +12,6 @@ def get_config(argument: str = ""):
     config.optim.schedule = "cosine"
     config.optim.learning_rate = 1e-3
     config.optim.rise_steps = 200
-    config.optim.kl_warmup_epochs = 20
-    config.train.epochs = 100
+    config.optim.kl_warmup_epochs = 15
+    config.train.epochs = 60
     return config

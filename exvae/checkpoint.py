@@ -16,7 +16,6 @@ import orbax.checkpoint as ocp
 
 from exvae.errors import UserError
 
-
 SLACK_BYTES = 2**20  # for the other files of a run
 
 

@@ -90,9 +90,25 @@ def main(config: Any, workdir: Path) -> None:
     )
 
 
+def describe(setup: Setup) -> str:
+    """The run in one line."""
+    config, sizes = setup.config, [len(part) for part in vars(setup.dataset).values()]
+    height, width, channels = setup.model.image_shape
+    prior = f"{config.prior.name} prior"
+    if config.prior.name == "exemplar":
+        prior += f" (M={config.prior.num_exemplars}"
+        prior += (
+            f", K={config.retrieval.num_neighbours}, {config.retrieval.search} search)" if uses_table(config) else ")"
+        )
+    devices = f"{setup.mesh.size} {jax.default_backend()} device{'s' if setup.mesh.size > 1 else ''}"
+    data_text = f"{config.data.name} {' / '.join(map(str, sizes))} images of {height}x{width}x{channels}"
+    return f"{data_text}, {config.model.architecture}, {prior}, {devices} -> {setup.workdir}"
+
+
 def train(config: Any, workdir: Path) -> dict:
     """Train to the end, or go on from the last checkpoint; evaluate the best parameters; return results.json."""
     setup = prepare(config, workdir)
+    print(describe(setup), flush=True)
     checkpoints = Checkpoints(workdir)
     state, seconds = _start(setup, checkpoints)
     began = time.monotonic() - seconds
