@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from absl import flags
+from absl import app, flags
 from ml_collections import config_flags
 
 from exvae import config as configs
@@ -22,6 +22,7 @@ TASK = flags.DEFINE_enum("task", "train", list(TASKS), "what to do")
 def parse(argv: list[str]) -> None:
     """Read the command line; whatever is wrong with it becomes a UserError."""
     configs.check_fields([word.lstrip("-").split("=")[0] for word in argv if word.lstrip("-").startswith("config.")])
+    app.define_help_flags()
     try:
         rest = flags.FLAGS(argv)[1:]
     except flags.Error as error:
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
         experiment = Path(flags.FLAGS["config"].config_filename).stem
         TASKS[TASK.value](CONFIG.value, Path(WORKDIR.value or f"runs/{experiment}"))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except (train.Diverged, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv)
-    if code == 1:  # a full disk: the background writers would add their tracebacks on the way out
+    if code == 1:  # on a full disk background writers would add their tracebacks on the way out
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)

@@ -22,10 +22,10 @@ def layer_flops(module: nn.Module, inputs: jax.Array, outputs: jax.Array) -> int
     return 2 * outputs.size * fan_in * (2 if isinstance(module, GatedConv) else 1)
 
 
-def training_flops(model: nn.Module, method: str, batch: int) -> int:
-    """Forward, gradient of the weights and gradient of the inputs of every linear layer; images need no gradient.
+def training_flops(model: nn.Module, method: str, batch: int, *, learned_images: bool = False) -> int:
+    """Forward, gradient of the weights and gradient of the inputs of every linear layer.
 
-    `encode` is counted without the log-variance head, which exemplars do not use.
+    Images need no gradient, unless they are learned (pseudo-inputs); of exemplars only the mean is used.
     """
     image_size = math.prod(model.image_shape)
     total = 0
@@ -33,9 +33,10 @@ def training_flops(model: nn.Module, method: str, batch: int) -> int:
     def record(call, args, kwargs, context):
         nonlocal total
         out = call(*args, **kwargs)
-        unused = method == "encode" and context.module.name == "log_var"
+        unused = method == "encode" and context.module.name == "log_var" and not learned_images
         if isinstance(context.module, Dense | Conv | GatedConv) and context.method_name == "__call__" and not unused:
-            passes = 2 if args[0].size == batch * image_size and _reads_image(context.module) else 3
+            is_image = args[0].size == batch * image_size and _reads_image(context.module)
+            passes = 2 if is_image and not learned_images else 3
             total += passes * layer_flops(context.module, args[0], out)
         return out
 
@@ -60,8 +61,7 @@ def step_gflop(config: Any, model: nn.Module) -> float:
     total = training_flops(model, "terms", batch)
     if config.prior.name == "vamp":
         count = config.prior.num_pseudo_inputs
-        # Pseudo-inputs are learned, so that here the image's gradient is needed too: a third pass of the first layer.
-        total += training_flops(model, "encode", count) * 1 + 3 * 2 * (2 * batch * count * dim)
+        total += training_flops(model, "encode", count, learned_images=True) + 3 * 2 * (2 * batch * count * dim)
     if config.prior.name == "exemplar":
         search = config.retrieval.search != "none"
         count = batch * config.retrieval.num_neighbours if search else config.prior.num_exemplars

@@ -38,6 +38,8 @@ class Checkpoints:
         self._best = _manager(folder / "best", keep=1)
 
     def save_latest(self, step: int, state: Any, meta: dict) -> None:
+        with _plain_errors():
+            self._best.wait_until_finished()  # the state knows which epoch was best: those parameters must be there
         _save(self._latest, step, state, meta)
 
     def save_best(self, step: int, params: Any) -> None:
@@ -87,7 +89,8 @@ def _save(manager: ocp.CheckpointManager, step: int, tree: Any, meta: dict) -> N
     tree = jax.tree.map(jnp.copy, tree)
     args = ocp.args.Composite(state=ocp.args.StandardSave(tree), meta=ocp.args.JsonSave(meta))
     with _plain_errors():
-        manager.save(step, args=args)
+        if not manager.save(step, args=args):
+            raise ValueError(f"{manager.directory} holds a later step than {step}: is it another run's?")
 
 
 def _check_space(manager: ocp.CheckpointManager, tree: Any) -> None:
@@ -112,16 +115,18 @@ def _restore(manager: ocp.CheckpointManager, like: Any) -> tuple[Any, dict] | No
     steps = sorted(manager.all_steps(), reverse=True)
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     args = ocp.args.Composite(state=ocp.args.StandardRestore(like), meta=ocp.args.JsonRestore())
-    reasons = []
+    damaged = {}
     for step in steps:
         try:
             restored = manager.restore(step, args=args)
         except Exception as error:  # orbax raises many kinds for a damaged folder
-            reasons.append(f"step {step}: {' '.join(str(error).split())[:200]}")
-            aside = _set_aside(manager, step)
-            print(f"warning: the checkpoint of step {step} is damaged; moved to {aside}, trying the one before it")
+            damaged[step] = " ".join(str(error).split())[:200]
             continue
+        for bad in damaged:  # only now: where none can be read the fault may lie elsewhere, and nothing is moved
+            aside = _set_aside(manager, bad)
+            print(f"warning: the checkpoint of step {bad} is damaged (moved to {aside}); going back to step {step}")
         return restored["state"], restored["meta"]
-    if reasons:
-        raise UserError(f"no readable checkpoint in {manager.directory} ({'; '.join(reasons)})")
+    if damaged:
+        reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
+        raise UserError(f"no readable checkpoint in {manager.directory} ({reasons})")
     return None

@@ -93,12 +93,14 @@ def validate(config: Any) -> None:
     _one_of("retrieval.search", config.retrieval.search, ("none", "exact", "scann"))
     _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))
     _one_of("optim.schedule", config.optim.schedule, ("constant", "cosine"))
+    _at_least("seed", config.seed, 0)
     lowest = {
-        "data.image_size": 0, "data.num_images": 10, "model.latent_dim": 1, "model.lower_latent_dim": 0,
-        "model.hidden_dim": 1, "prior.num_exemplars": 0, "prior.num_pseudo_inputs": 1, "prior.activation_mib": 0,
-        "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0, "retrieval.rebuild_steps": 1,
-        "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0, "optim.kl_warmup_epochs": 0,
-        "train.epochs": 1, "train.batch_size": 1, "train.patience": 1, "train.checkpoint_minutes": 0,
+        "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "model.latent_dim": 1,
+        "model.lower_latent_dim": 0, "model.hidden_dim": 1, "prior.num_exemplars": 0, "prior.num_pseudo_inputs": 1,
+        "prior.activation_mib": 0, "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0,
+        "retrieval.rebuild_steps": 1, "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0,
+        "optim.kl_warmup_epochs": 0, "train.epochs": 1, "train.batch_size": 1, "train.patience": 1,
+        "train.checkpoint_minutes": 0,
     }  # fmt: skip
     for field, low in lowest.items():
         group, name = field.split(".")

@@ -33,11 +33,11 @@ def open_workdir(workdir: Path, config: dict) -> None:
     except OSError as error:
         raise UserError(f"--workdir={workdir} cannot be written: {error.strerror}") from error
     path = workdir / "config.json"
-    if path.exists():
+    if path.exists() and (workdir / "checkpoints").exists():
         try:
             found = configs.differences(config, json.loads(path.read_text()))
-        except ValueError as error:
-            raise UserError(f"{path} is not readable JSON ({error}): is this the folder of a run?") from error
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"{path} is not the config of a run ({error}): is this the folder of one?") from error
         if found:
             raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
     write_json(path, config)
@@ -62,7 +62,7 @@ class MetricsWriter:
     def __init__(self, workdir: Path, step: int):
         self._path = workdir / "metrics.jsonl"
         if self._path.exists():
-            kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= step]
+            kept = [line for line in self._path.read_text().splitlines() if _belongs(line, step)]
             temporary = self._path.with_suffix(".tmp")
             temporary.write_text("".join(line + "\n" for line in kept))
             os.replace(temporary, self._path)
@@ -73,18 +73,20 @@ class MetricsWriter:
         print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=self._file, flush=True)
         for name, value in values.items():
             self._events.add_scalar(f"{split}/{name}", value, step)
+        self._events.flush()
 
     def close(self) -> None:
         self._file.close()
         self._events.close()
 
 
-def _step_of(line: str) -> float:
-    """Step of a metrics line; infinity for one that a kill cut short, so that it is dropped."""
+def _belongs(line: str, step: int) -> bool:
+    """Whether a line was written by `step`; not so one cut short by a kill, nor test figures: they come anew."""
     try:
-        return json.loads(line)["step"]
+        values = json.loads(line)
+        return values["step"] <= step and values["split"] != "test"
     except (ValueError, KeyError):
-        return float("inf")
+        return False
 
 
 class Progress:

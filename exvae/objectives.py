@@ -75,7 +75,8 @@ def training_elbo(
     terms = model.apply({"params": params["model"]}, key_z, x, method="terms")
     if config.prior.name == "exemplar":
         log_pz, exemplars = _exemplar_training_prior(config, model, params, key_draw, batch, terms, table)
-        # Algorithm 1: the batch's own means, then the neighbours' (which may name the same rows).
+        # Algorithm 1: the batch's own means (of the binarized images, as they come), then the neighbours' (of grey
+        # ones), which may name the same rows. The table only serves the search.
         return elbo_of(terms, log_pz), [Means(batch.index, terms.q.mean), exemplars]
     return elbo_of(terms, log_prior(config, model, params, terms.z, None)), []
 
@@ -83,6 +84,8 @@ def training_elbo(
 def _exemplar_training_prior(config, model, params, key, batch: Batch, terms: Terms, table) -> tuple[Array, Means]:
     """Eq. (10), (11) or (12): all drawn exemplars, or the union of the batch's K nearest among them.
 
+    Differs from the paper: with retrieval.scored = union (the default) a code sees all neighbours of the batch, as in
+    the authors' code, and not only its own K: a tighter bound for the same work.
     Differs from the paper: one draw of M serves the whole batch (as in the authors' code), instead of a draw from the
     other N - 1 for each image; an image that is in the draw itself sees, and divides by, the M - 1 others.
     """

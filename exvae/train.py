@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import time
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from jaxtyping import Array, Int, UInt8
 from exvae import config as configs
 from exvae import data, figures, generate, metrics, models, optim, sharding
 from exvae.checkpoint import Checkpoints
+from exvae.errors import UserError
 from exvae.evaluate import Evaluator, active_units, make_evaluator, mean_elbo
 from exvae.objectives import Batch
 from exvae.retrieval import scann
@@ -42,6 +44,7 @@ class Setup(NamedTuple):
     train_step: Any
     evaluator: Evaluator
     steps_per_epoch: int
+    checksum: int  # of the training images
 
 
 def uses_table(config: Any) -> bool:
@@ -75,6 +78,7 @@ def prepare(config: Any, workdir: Path) -> Setup:
         train_step=make_train_step(config, model, optimizer, steps_per_epoch),
         evaluator=make_evaluator(config, model),
         steps_per_epoch=steps_per_epoch,
+        checksum=zlib.crc32(dataset.train.images),
     )
 
 
@@ -132,6 +136,8 @@ def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
     state = sharding.replicate(setup.mesh, state)
     restored = checkpoints.restore_latest(state)
     if restored is not None:
+        if restored[1]["images"] != setup.checksum:
+            raise UserError(f"--workdir={setup.workdir} holds a run on other training images: choose another")
         print(f"going on from step {int(restored[0].step)} in {setup.workdir}")
         return restored[0], restored[1]["seconds"]
     if uses_table(setup.config):
@@ -139,18 +145,27 @@ def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
     return state, 0.0
 
 
+def _meta(setup: Setup, began: float) -> dict:
+    """What a checkpoint says besides the state."""
+    return {"seconds": time.monotonic() - began, "images": setup.checksum}
+
+
 def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, began: float) -> TrainState:
     """Epochs until the last one or until the validation ELBO has stopped improving."""
     config, per_epoch = setup.config, setup.steps_per_epoch
     progress = metrics.Progress(config.train.epochs * per_epoch, config.train.batch_size)
     first = int(state.step) // per_epoch
+    finder = None
+    if uses_scann(config):
+        m, k = config.prior.num_exemplars, config.retrieval.num_neighbours
+        finder = scann.Candidates(scann.num_candidates(k, m, len(setup.images)), config.retrieval.rebuild_steps)
     for epoch in range(first + 1, config.train.epochs + 1):
         if int(state.stopping.bad_epochs) >= config.train.patience:
             print(f"no better validation ELBO for {config.train.patience} epochs: stopped after epoch {epoch - 1}")
             break
-        state = _run_epoch(setup, state, epoch, checkpoints, progress, began)
+        state = _run_epoch(setup, state, epoch, checkpoints, progress, began, finder)
         state = _end_epoch(setup, state, epoch, checkpoints, writer, progress)
-        checkpoints.save_latest(int(state.step), state, {"seconds": time.monotonic() - began})
+        checkpoints.save_latest(int(state.step), state, _meta(setup, began))
     return state
 
 
@@ -160,17 +175,18 @@ def epoch_order(seed: int, epoch: int, num_train: int, batch_size: int) -> Int[n
     return order[: num_train // batch_size * batch_size].reshape(-1, batch_size)
 
 
-def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progress, began: float) -> TrainState:
+def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progress, began, finder) -> TrainState:
     """The steps of an epoch that are still to be taken."""
     config = setup.config
     order = epoch_order(config.seed, epoch, len(setup.images), config.train.batch_size)
     step = int(state.step)
-    finder = _Candidates(setup) if uses_scann(config) else None
     queue = collections.deque()
     saved = time.monotonic()
     progress.begin(step)
     for index in order[step % setup.steps_per_epoch :]:
-        state, candidates = finder.find(state, step, index) if finder else (state, None)
+        if finder and finder.due(step):
+            state = state.replace(indexed=jnp.copy(state.table))
+        candidates = finder.find(step, state.indexed, index) if finder else None
         batch = Batch(setup.images, *sharding.split_batch(setup.mesh, (index, candidates)))
         state, elbo = setup.train_step(state, batch)
         step += 1
@@ -181,7 +197,7 @@ def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progres
         if due and step % setup.steps_per_epoch:  # the epoch's last step is saved after its validation
             while queue:
                 check_finite(*queue.popleft())
-            checkpoints.save_latest(step, state, {"seconds": time.monotonic() - began})
+            checkpoints.save_latest(step, state, _meta(setup, began))
             saved = time.monotonic()
     while queue:
         check_finite(*queue.popleft())
@@ -192,27 +208,8 @@ def check_finite(step: int, elbo: Array | float) -> float:
     """The ELBO as a number; NaN ends the run before it reaches a checkpoint."""
     elbo = float(elbo)
     if not np.isfinite(elbo):
-        raise Diverged(f"the loss or a gradient is not finite at step {step}; the last good checkpoint is kept")
+        raise Diverged(f"the ELBO or a gradient is not finite at step {step}; the last good checkpoint is kept")
     return elbo
-
-
-class _Candidates:
-    """Owns the ScaNN index of an epoch and rebuilds it when it is due."""
-
-    def __init__(self, setup: Setup):
-        self._rebuild_steps = setup.config.retrieval.rebuild_steps
-        m, k = setup.config.prior.num_exemplars, setup.config.retrieval.num_neighbours
-        self._num_results = scann.num_candidates(k, m, len(setup.images))
-        self._index: scann.ScannIndex | None = None
-
-    def find(self, state: TrainState, step: int, index: Int[np.ndarray, " B"]) -> tuple[TrainState, np.ndarray]:
-        """Candidates for the batch that step number `step` takes; jax runs the step before it meanwhile."""
-        if step % self._rebuild_steps == 0:
-            state = state.replace(indexed=jnp.copy(state.table))
-            self._index = None
-        if self._index is None:
-            self._index = scann.ScannIndex(np.array(state.indexed), self._num_results)
-        return state, self._index.search(index)
 
 
 def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer, progress) -> TrainState:
@@ -258,7 +255,9 @@ def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, s
     epoch = int(state.stopping.best_epoch)
     writer.write(best_step, epoch, "test", values)
     key = stream(state, SAMPLES)
-    plates = generate.sample_plates(setup.config, setup.model, params, key, setup.images, rows=8, columns=12)
+    plates = generate.sample_plates(
+        setup.config, setup.model, params, key, setup.images, rows=min(8, len(setup.images)), columns=12
+    )
     figures.save_grid(setup.workdir / "figures" / "samples.png", np.asarray(plates))
     results = {
         "test": values,

@@ -13,6 +13,7 @@ def test_writer_takes_back_lines_after_the_step_and_a_line_cut_short(tmp_path):
     writer = metrics.MetricsWriter(tmp_path, 0)
     for step in (10, 20, 30):
         writer.write(step, step // 10, "valid", {"elbo": -float(step)})
+    writer.write(10, 1, "test", {"elbo": -9.0})  # of the best epoch: written again when the run ends again
     writer.close()
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 40, "epo')
@@ -33,10 +34,19 @@ def test_write_json_replaces_the_file_whole(tmp_path):
 
 
 def test_workdir_that_is_no_runs_folder_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text("not json")
-    with pytest.raises(UserError, match="not readable JSON"):
-        metrics.open_workdir(tmp_path, configs.get_config().to_dict())
-    assert (tmp_path / "config.json").read_text() == "not json"
+    (tmp_path / "checkpoints").mkdir()
+    for text in ("not json", "[1, 2]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match="is not the config of a run"):
+            metrics.open_workdir(tmp_path, configs.get_config().to_dict())
+        assert (tmp_path / "config.json").read_text() == text
+
+
+def test_config_of_a_run_that_never_began_is_replaced(tmp_path):
+    config = configs.get_config().to_dict()
+    metrics.open_workdir(tmp_path, {**config, "seed": 1})
+    metrics.open_workdir(tmp_path, config)
+    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 0
 
 
 def test_progress_in_a_log_file_is_a_line_an_epoch_and_one_a_minute(capsys, monkeypatch):

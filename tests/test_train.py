@@ -97,7 +97,8 @@ def test_users_colour_images_train_a_convolutional_model(tiny_config, tmp_path, 
 
 
 def test_train_step_is_traced_once(tiny_config, tmp_path, monkeypatch):
-    """Over epochs, checkpoints and a resume: one trace in each process."""
+    """Over epochs, and checkpoints within them."""
+    tiny_config.train.checkpoint_minutes = 0.0
     jit = jax.jit
 
     def counting_jit(function, **options):

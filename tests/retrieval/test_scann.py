@@ -67,7 +67,7 @@ def test_num_candidates_leaves_k_with_high_probability(k, m, n):
     # Of the C - 1 candidates that are not the query, those drawn are hypergeometric (worst case: so is the query).
     fewer = stats.hypergeom(n - 1, m - 1, c - 1).cdf(k - 1)
     assert fewer < 0.003
-    if c < n:  # and no wasteful number of them: a third would often not do
+    if c < n and k >= 10:  # and no wasteful number of them: a third would often not do
         assert stats.hypergeom(n - 1, m - 1, c // 3).cdf(k - 1) > 0.01
 
 
