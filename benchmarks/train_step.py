@@ -23,7 +23,7 @@ from absl import app, flags
 from benchmarks.flops import step_gflop
 from exvae import config as configs
 from exvae import models, optim, step, train
-from exvae.objectives import Batch
+from exvae.priors.types import Batch
 from exvae.retrieval import scann
 
 NUM_TRAIN, NUM_EXEMPLARS, BATCH = 50_000, 25_000, 100

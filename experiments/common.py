@@ -6,8 +6,9 @@ import ml_collections
 
 from exvae import config as configs
 from exvae.errors import UserError
+from exvae.priors import PRIORS
 
-ARGUMENTS = {"prior": ("exemplar", "gaussian", "vamp"), "recipe": ("paper", "fast")}  # the first is the default
+ARGUMENTS = {"prior": tuple(PRIORS), "recipe": ("paper", "fast")}  # the first is the default
 
 
 def parse(argument: str) -> dict[str, str]:

@@ -9,9 +9,9 @@ from typing import Any
 import ml_collections
 
 from exvae import data as datasets
-from exvae import priors
 from exvae.errors import UserError
 from exvae.models import ARCHITECTURES
+from exvae.priors import PRIORS
 
 # Fields that a resumed run may change: they do not alter the steps that were already taken.
 FREE_ON_RESUME = ("data.dir", "train.epochs", "train.patience", "train.checkpoint_minutes")
@@ -89,7 +89,7 @@ def validate(config: Any) -> None:
     datasets.check_name(config.data.name)
     _one_of("model.architecture", config.model.architecture, tuple(ARCHITECTURES))
     _one_of("model.likelihood", config.model.likelihood, ("bernoulli",))
-    _one_of("prior.name", config.prior.name, priors.NAMES)
+    _one_of("prior.name", config.prior.name, tuple(PRIORS))
     _one_of("retrieval.search", config.retrieval.search, ("none", "exact", "scann"))
     _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))
     _one_of("optim.schedule", config.optim.schedule, ("constant", "cosine"))
@@ -112,7 +112,7 @@ def resolve(config: Any, num_train: int) -> ml_collections.ConfigDict:
     config = copy.deepcopy(config)
     if config.train.batch_size > num_train:
         raise UserError(f"config.train.batch_size={config.train.batch_size} exceeds the {num_train} training images")
-    if config.prior.name == "exemplar":
+    if PRIORS[config.prior.name].USES_EXEMPLARS:
         m = config.prior.num_exemplars = config.prior.num_exemplars or num_train // 2
         least = 2 if config.prior.leave_one_out else 1
         if not least <= m <= num_train:

@@ -31,7 +31,7 @@ def make_evaluator(config: Any, model: nn.Module) -> Evaluator:
 
     @jax.jit
     def elbo_batch(params: dict, key: Array, images: UInt8[Array, "B H W C"], means: Array | None) -> Elbo:
-        return evaluation_elbo(config, model, params, key, images, means)
+        return evaluation_elbo(key, config, model, params, images, means)
 
     return Evaluator(encode_all, elbo_batch)
 

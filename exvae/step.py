@@ -12,7 +12,8 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from exvae import models, objectives, optim
-from exvae.objectives import Batch
+from exvae.priors import PRIORS
+from exvae.priors.types import Batch
 from exvae.retrieval import select
 
 TRAIN, VALID, TEST, SAMPLES = range(4)  # streams of randomness
@@ -42,7 +43,7 @@ def init_state(config: Any, model: nn.Module, optimizer: optax.GradientTransform
     key_model, key_prior, key_run = jax.random.split(jax.random.key(config.seed), 3)
     params = {
         "model": models.init(key_model, model),
-        "prior": objectives.init_prior(key_prior, config.prior, model.image_shape),
+        "prior": PRIORS[config.prior.name].init(key_prior, config, model.image_shape),
     }
     return TrainState(
         step=jnp.int32(0),
@@ -67,7 +68,7 @@ def make_train_step(config: Any, model: nn.Module, optimizer: optax.GradientTran
         beta = optim.kl_weight(state.step, steps_per_epoch, config.optim.kl_warmup_epochs)
 
         def loss_fn(params):
-            elbo, exemplars = objectives.training_elbo(config, model, params, key, batch, state.table)
+            elbo, exemplars = objectives.training_elbo(key, config, model, params, batch, state.table)
             loss = -jnp.mean(elbo.reconstruction - beta * elbo.kl)
             return loss, (jax.tree.map(jnp.mean, elbo)._asdict(), exemplars)
 

@@ -20,7 +20,8 @@ from exvae import data, figures, generate, metrics, models, optim, sharding
 from exvae.checkpoint import Checkpoints
 from exvae.errors import UserError
 from exvae.evaluate import Evaluator, active_units, make_evaluator, mean_elbo
-from exvae.objectives import Batch
+from exvae.priors import PRIORS
+from exvae.priors.types import Batch
 from exvae.retrieval import scann
 from exvae.step import SAMPLES, TEST, VALID, TrainState, init_state, make_train_step, stream
 
@@ -47,12 +48,16 @@ class Setup(NamedTuple):
     checksum: int  # of the training images
 
 
+def uses_exemplars(config: Any) -> bool:
+    return PRIORS[config.prior.name].USES_EXEMPLARS
+
+
 def uses_table(config: Any) -> bool:
-    return config.prior.name == "exemplar" and config.retrieval.search != "none"
+    return uses_exemplars(config) and config.retrieval.search != "none"
 
 
 def uses_scann(config: Any) -> bool:
-    return config.prior.name == "exemplar" and config.retrieval.search == "scann"
+    return uses_exemplars(config) and config.retrieval.search == "scann"
 
 
 def prepare(config: Any, workdir: Path) -> Setup:
@@ -99,7 +104,7 @@ def describe(setup: Setup) -> str:
     config, sizes = setup.config, [len(part) for part in vars(setup.dataset).values()]
     height, width, channels = setup.model.image_shape
     prior = f"{config.prior.name} prior"
-    if config.prior.name == "exemplar":
+    if uses_exemplars(config):
         prior += f" (M={config.prior.num_exemplars}"
         prior += (
             f", K={config.retrieval.num_neighbours}, {config.retrieval.search} search)" if uses_table(config) else ")"
@@ -217,7 +222,7 @@ def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer,
     config, step = setup.config, int(state.step)
     rate = progress.rate(step)
     train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
-    means = setup.evaluator.encode_all(state.params, setup.images) if config.prior.name == "exemplar" else None
+    means = setup.evaluator.encode_all(state.params, setup.images) if uses_exemplars(config) else None
     valid = mean_elbo(setup.evaluator, state.params, stream(state, VALID, epoch), setup.dataset.valid.images, means)
     check_finite(step, valid["elbo"])
     stopping = state.stopping.update(epoch, valid["elbo"], config.optim.kl_warmup_epochs)
@@ -238,7 +243,7 @@ def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer,
 
 
 def _extra(config: Any, state: TrainState) -> dict[str, float]:
-    if config.prior.name != "exemplar":
+    if not uses_exemplars(config):
         return {}
     return {"sigma": float(jnp.exp(0.5 * state.params["prior"]["log_var"]))}
 
@@ -247,7 +252,7 @@ def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, s
     """Test figures of the best parameters, samples, results.json."""
     best_step, params = checkpoints.restore_best(state.params)
     test = setup.dataset.test
-    exemplar = setup.config.prior.name == "exemplar"
+    exemplar = uses_exemplars(setup.config)
     means = setup.evaluator.encode_all(params, setup.images) if exemplar else None
     values = mean_elbo(setup.evaluator, params, stream(state, TEST), test.images, means)
     values["exemplars"] = len(setup.images) if exemplar else 0
@@ -256,7 +261,7 @@ def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, s
     writer.write(best_step, epoch, "test", values)
     key = stream(state, SAMPLES)
     plates = generate.sample_plates(
-        setup.config, setup.model, params, key, setup.images, rows=min(8, len(setup.images)), columns=12
+        key, setup.config, setup.model, params, setup.images, rows=min(8, len(setup.images)), columns=12
     )
     figures.save_grid(setup.workdir / "figures" / "samples.png", np.asarray(plates))
     results = {

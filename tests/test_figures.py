@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exvae import figures, generate, models, objectives
+from exvae import figures, generate, models
+from exvae.priors import PRIORS
 
 
 def test_grid_holds_every_image_at_its_place(tmp_path, rng):
@@ -27,12 +28,12 @@ def test_plates_are_decoded_draws_of_the_prior(tiny_config, rng, prior):
     model = models.build(tiny_config.model, (5, 5, 1))
     params = {
         "model": models.init(jax.random.key(0), model),
-        "prior": objectives.init_prior(jax.random.key(1), tiny_config.prior, (5, 5, 1)),
+        "prior": PRIORS[prior].init(jax.random.key(1), tiny_config, (5, 5, 1)),
     }
     images = jnp.asarray(rng.integers(0, 256, (30, 5, 5, 1), dtype=np.uint8))
     if prior == "exemplar":
         params["prior"]["log_var"] = jnp.float32(-60.0)
-    plates = generate.sample_plates(tiny_config, model, params, jax.random.key(2), images, rows=4, columns=3)
+    plates = generate.sample_plates(jax.random.key(2), tiny_config, model, params, images, rows=4, columns=3)
     assert plates.shape == (4, 3, 5, 5, 1)
     assert ((plates >= 0) & (plates <= 1)).all()
     if prior == "exemplar":

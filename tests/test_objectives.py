@@ -12,7 +12,8 @@ from scipy import special
 from exvae import models, objectives
 from exvae.config import get_config
 from exvae.distributions import binarize, to_unit
-from exvae.objectives import Batch
+from exvae.priors import exemplar, gaussian, vamp
+from exvae.priors.types import Batch
 from exvae.retrieval.draw import draw_exemplars
 
 SHAPE, DIM = (3, 3, 1), 2
@@ -80,7 +81,7 @@ class World:
 
         def run(key, batch, table):
             return {
-                name: objectives.training_elbo(config, self.model, self.params, key, batch, table)
+                name: objectives.training_elbo(key, config, self.model, self.params, batch, table)
                 for name, config in CONFIGS.items()
             }
 
@@ -287,7 +288,7 @@ def test_gradient_flows_through_exemplar_means_and_sigma(world):
 
     def objective(params, config):
         batch = Batch(world.images, jnp.asarray(index), None)
-        return objectives.training_elbo(config, world.model, params, key, batch, world.table)[0].elbo.sum()
+        return objectives.training_elbo(key, config, world.model, params, batch, world.table)[0].elbo.sum()
 
     # All exemplars, and neighbours with K = M: the same value by two roads.
     configs = make_config(), make_config(search="exact", k=M, scored="own")
@@ -354,7 +355,7 @@ def test_elbo_is_below_the_log_likelihood(world, prior):
 
     means = jnp.asarray(world.means, jnp.float32) if prior == "exemplar" else None
     run = jax.jit(
-        jax.vmap(lambda key: objectives.evaluation_elbo(config, world.model, world.params, key, images, means).elbo)
+        jax.vmap(lambda key: objectives.evaluation_elbo(key, config, world.model, world.params, images, means).elbo)
     )
     drawn = np.asarray(run(jax.random.split(jax.random.key(7), samples)), np.float64)  # (samples, images)
     for b in range(num_images):
@@ -377,18 +378,18 @@ def test_elbo_is_below_the_log_likelihood(world, prior):
 def test_pseudo_inputs_are_encoded_as_images_in_the_unit_interval(world):
     pseudo = np.asarray(world.params["prior"]["pseudo_inputs"])
     assert pseudo.min() < 0 and pseudo.max() > 1
-    got = jax.jit(lambda params: objectives.pseudo_posteriors(world.model, params))(world.params)
+    got = jax.jit(lambda params: vamp.pseudo_posteriors(world.model, params))(world.params)
     want = world.encode(np.minimum(np.maximum(pseudo, 0), 1))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_prior_parameters_start_as_in_the_reference():
-    exemplar = jax.vmap(lambda key: objectives.init_prior(key, make_config().prior, SHAPE)["log_var"])
-    log_vars = np.asarray(jax.jit(exemplar)(jax.random.split(jax.random.key(0), 2000)))
+    draw = jax.vmap(lambda key: exemplar.init(key, make_config(), SHAPE)["log_var"])
+    log_vars = np.asarray(jax.jit(draw)(jax.random.split(jax.random.key(0), 2000)))
     assert abs(log_vars.mean()) < 4.5 / np.sqrt(2000) and abs(log_vars.std() - 1) < 4.5 / np.sqrt(4000)
-    config = make_config(prior="vamp").prior
-    config.num_pseudo_inputs = 50
-    pseudo = np.asarray(objectives.init_prior(jax.random.key(1), config, (8, 8, 1))["pseudo_inputs"])
+    config = make_config(prior="vamp")
+    config.prior.num_pseudo_inputs = 50
+    pseudo = np.asarray(vamp.init(jax.random.key(1), config, (8, 8, 1))["pseudo_inputs"])
     assert pseudo.shape == (50, 8, 8, 1)
     assert pseudo.mean() == pytest.approx(0.05, abs=1e-3) and pseudo.std() == pytest.approx(0.01, rel=0.1)
-    assert objectives.init_prior(jax.random.key(1), make_config(prior="gaussian").prior, SHAPE) == {}
+    assert gaussian.init(jax.random.key(1), make_config(prior="gaussian"), SHAPE) == {}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from exvae import priors
 from exvae.distributions import Normal
-from exvae.priors import NOBODY
+from exvae.priors import gaussian, parzen, vamp
+from exvae.retrieval import NOBODY
 
 QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
 FORMS = ("all", "leave_one_out", "subsampled", "own_neighbours")
@@ -77,7 +77,7 @@ def compiled(arguments):
     arguments = {name: jnp.asarray(value) for name, value in arguments.items()}
 
     def run(z, means, log_var, weights):
-        values, pull = jax.vjp(lambda *a: priors.exemplar_log_prob(*a, **arguments), z, means, log_var)
+        values, pull = jax.vjp(lambda *a: parzen.exemplar_log_prob(*a, **arguments), z, means, log_var)
         return values, pull(weights)
 
     return jax.jit(run, compiler_options=QUICKLY)
@@ -120,7 +120,7 @@ def dense(z, means, log_var, weights, seen, count):
 @pytest.mark.parametrize("block", [1, 5, 12, 13, 64])
 def test_exemplar_prior_does_not_depend_on_the_block(monkeypatch, block):
     # 13 exemplars: no multiple of 5 or 12, and less than a block of 64. One compilation serves every case.
-    monkeypatch.setattr(priors, "BLOCK", block)
+    monkeypatch.setattr(parzen, "BLOCK", block)
     rng = np.random.default_rng(7)
     z, means, weights = data(rng, 4, 13, 3)
     leave_out = np.array([0, 12, 5, NOBODY - 5])
@@ -142,7 +142,7 @@ def test_exemplar_prior_does_not_depend_on_the_block(monkeypatch, block):
 
 @pytest.mark.parametrize("block", [1, 2048])
 def test_exemplar_prior_of_one_exemplar_is_its_normal(monkeypatch, block):
-    monkeypatch.setattr(priors, "BLOCK", block)
+    monkeypatch.setattr(parzen, "BLOCK", block)
     rng = np.random.default_rng(8)
     z, means, weights = data(rng, 4, 1, 3)
     values, (grad_z, grad_means, _) = compiled({"count": 1.0})(z, means, np.float32(0.8), weights)
@@ -157,7 +157,7 @@ def test_exemplar_prior_integrates_to_one():
     grid = np.linspace(-15, 15, 201)
     z = np.stack(np.meshgrid(grid, grid), -1).reshape(-1, 2).astype(np.float32)
     means = np.random.default_rng(0).normal(scale=2, size=(9, 2)).astype(np.float32)
-    log_pz = jax.jit(lambda z: priors.exemplar_log_prob(z, means, jnp.float32(0.5), count=9.0))(z)
+    log_pz = jax.jit(lambda z: parzen.exemplar_log_prob(z, means, jnp.float32(0.5), count=9.0))(z)
     assert np.exp(np.asarray(log_pz, np.float64)).sum() * 0.15**2 == pytest.approx(1.0, abs=1e-5)
 
 
@@ -173,14 +173,14 @@ def test_exemplar_prior_far_from_everything_is_finite():
 
 @pytest.mark.parametrize("block", [3, 2048])
 def test_leave_one_out_hides_exactly_the_point_itself(monkeypatch, block):
-    monkeypatch.setattr(priors, "BLOCK", block)
+    monkeypatch.setattr(parzen, "BLOCK", block)
     rng = np.random.default_rng(9)
     z, means, _ = data(rng, 8, 8, 3)
     own = rng.permutation(8)
 
     @jax.jit
     def run(means):
-        return priors.exemplar_log_prob(z, means, jnp.float32(0.0), count=7.0, leave_out=jnp.asarray(own))
+        return parzen.exemplar_log_prob(z, means, jnp.float32(0.0), count=7.0, leave_out=jnp.asarray(own))
 
     before = np.asarray(run(means))
     for j in range(8):
@@ -195,7 +195,7 @@ def test_leave_one_out_goes_by_number_and_not_by_value_or_slot():
     z, means = jnp.zeros((2, 2)), np.array([[1, 1], [1, 1], [5, 5]], np.float32)
     index, leave_out = jnp.array([41, 40, NOBODY]), jnp.array([41, 0])
     run = jax.jit(
-        lambda z: priors.exemplar_log_prob(
+        lambda z: parzen.exemplar_log_prob(
             z, means, jnp.float32(0.0), count=1.0, exemplar_index=index, leave_out=leave_out
         )
     )
@@ -206,7 +206,7 @@ def test_leave_one_out_goes_by_number_and_not_by_value_or_slot():
 
 @pytest.mark.parametrize("block", [2, 2048])
 def test_rows_that_see_nothing_are_minus_infinity_with_zero_gradient(monkeypatch, block):
-    monkeypatch.setattr(priors, "BLOCK", block)
+    monkeypatch.setattr(parzen, "BLOCK", block)
     rng = np.random.default_rng(10)
     z, means, weights = data(rng, 4, 5, 3)
     index = np.array([7, NOBODY, 8, NOBODY, NOBODY])
@@ -233,7 +233,7 @@ def test_exemplar_prior_memory_does_not_hold_the_distance_matrix(own):
     batch, n, dim = 32, 100_000, 4
 
     def loss(z, means, log_var, index, leave_out, neighbours):
-        out = priors.exemplar_log_prob(
+        out = parzen.exemplar_log_prob(
             z, means, log_var, count=1.0 * n, exemplar_index=index, leave_out=leave_out, neighbours=neighbours
         )
         return out.sum()
@@ -247,7 +247,7 @@ def test_exemplar_prior_memory_does_not_hold_the_distance_matrix(own):
 def test_gaussian_prior_equals_scipy():
     z = np.random.default_rng(0).normal(scale=4, size=(7, 5)).astype(np.float32)
     want = stats.multivariate_normal(np.zeros(5), np.eye(5)).logpdf(z.astype(np.float64))
-    np.testing.assert_allclose(priors.gaussian_log_prob(z), want, rtol=1e-6)
+    np.testing.assert_allclose(gaussian.gaussian_log_prob(z), want, rtol=1e-6)
 
 
 def vamp_brute(z, mean, log_var):
@@ -264,7 +264,7 @@ def test_vamp_prior_value_and_gradients_equal_scipy():
 
     @jax.jit
     def run(z, mean, log_var):
-        values, pull = jax.vjp(lambda z, m, v: priors.vamp_log_prob(z, Normal(m, v)), z, mean, log_var)
+        values, pull = jax.vjp(lambda z, m, v: vamp.vamp_log_prob(z, Normal(m, v)), z, mean, log_var)
         return values, pull(weights)
 
     values, grads = run(z, mean, log_var)
@@ -282,6 +282,6 @@ def test_vamp_prior_value_and_gradients_equal_scipy():
 def test_vamp_prior_with_one_variance_is_the_exemplar_prior():
     rng = np.random.default_rng(2)
     z, mean, _ = data(rng, 4, 6, 3)
-    got = jax.jit(priors.vamp_log_prob)(z, Normal(mean, np.full_like(mean, -0.9)))
-    want = jax.jit(lambda z: priors.exemplar_log_prob(z, mean, jnp.float32(-0.9), count=6.0))(z)
+    got = jax.jit(vamp.vamp_log_prob)(z, Normal(mean, np.full_like(mean, -0.9)))
+    want = jax.jit(lambda z: parzen.exemplar_log_prob(z, mean, jnp.float32(-0.9), count=6.0))(z)
     np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from exvae.priors import NOBODY
+from exvae.retrieval import NOBODY
 
 BLOCK = 25_600  # table rows scored at a time
 FAR = 1e30  # score of an empty slot; finite, because accelerators split the factors of an exact product: inf - inf

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from exvae.errors import UserError
-from exvae.priors import NOBODY
+from exvae.retrieval import NOBODY
 
 BRUTE_FORCE_BELOW = 10_000  # a tree over fewer rows saves nothing
 

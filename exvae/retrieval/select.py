@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from exvae.priors import NOBODY
+from exvae.retrieval import NOBODY
 
 
 def cut(

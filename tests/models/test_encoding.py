@@ -10,7 +10,7 @@ import pytest
 from exvae import models
 from exvae.config import get_config
 from exvae.models import encoding
-from exvae.priors import NOBODY
+from exvae.retrieval import NOBODY
 
 QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
 BLOCK = 64

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exvae.priors import NOBODY
-from exvae.retrieval import exact
+from exvae.retrieval import NOBODY, exact
 
 QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
 

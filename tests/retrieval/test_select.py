@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exvae.priors import NOBODY
-from exvae.retrieval import select
+from exvae.retrieval import NOBODY, select
 
 
 @pytest.mark.parametrize("k, leave_out", [(1, True), (4, True), (12, False)])

@@ -1,4 +1,4 @@
-"""Priors of the top latent: log p(z), one number per row of z. They know nothing of images."""
+"""The Parzen window prior over exemplar means, Eq. (8): exact, streamed, differentiable."""
 
 from __future__ import annotations
 
@@ -6,33 +6,15 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from exvae.distributions import LOG_2PI, Normal, log_normal
+from exvae.distributions import LOG_2PI
+from exvae.retrieval import NOBODY
 
-NAMES = ("gaussian", "vamp", "exemplar")
-NOBODY = -1  # an exemplar slot that holds nothing: padding, or a duplicate of another slot
 BLOCK = 2048  # exemplars scored at a time: a (B, BLOCK) tile of the distance matrix stays in the cache
 # TPUs and recent GPUs would round the factors of a float32 product; distances are differences of large numbers.
 _product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-
-
-def gaussian_log_prob(z: Float[Array, "B D"]) -> Float[Array, " B"]:
-    """log N(z | 0, I)."""
-    return log_normal(z, Normal(jnp.zeros_like(z), jnp.zeros_like(z)))
-
-
-def vamp_log_prob(z: Float[Array, "B D"], q: Normal) -> Float[Array, " B"]:
-    """log 1/P sum_p N(z | mu_p, diag(v_p)), the VampPrior, with q the posteriors of the P pseudo-inputs.
-
-    The square is expanded, so that all (B, P) exponents are two matrix products.
-    """
-    precision = jnp.exp(-q.log_var)  # (P, D)
-    squares = _product(jnp.square(z), precision.T) - 2.0 * _product(z, (q.mean * precision).T)  # (B, P)
-    constant = jnp.sum(jnp.square(q.mean) * precision + q.log_var + LOG_2PI, axis=-1)  # (P,)
-    return jax.nn.logsumexp(-0.5 * (squares + constant), axis=-1) - np.log(q.mean.shape[0])
 
 
 def exemplar_log_prob(

@@ -1,0 +1,85 @@
+"""The exemplar prior: which exemplars a code may see in training, and all of them afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, UInt8
+
+from exvae.distributions import to_unit
+from exvae.models import Terms
+from exvae.models.encoding import encode_means
+from exvae.priors.parzen import exemplar_log_prob
+from exvae.priors.types import Batch, Means
+from exvae.retrieval import exact, select
+from exvae.retrieval.draw import draw_exemplars
+
+USES_EXEMPLARS = True
+
+
+def init(key: Array, config: Any, image_shape: tuple[int, int, int]) -> dict:
+    """log sigma^2 ~ N(0, 1)."""
+    del config, image_shape
+    return {"log_var": jax.random.normal(key, ())}
+
+
+def training_log_prob(
+    key: Array, config: Any, model: nn.Module, params: dict, batch: Batch, terms: Terms, table: Array | None
+) -> tuple[Float[Array, " B"], list[Means]]:
+    """Eq. (10), (11) or (12): all drawn exemplars, or the union of the batch's K nearest among them.
+
+    Differs from the paper: with retrieval.scored = union (the default) a code sees all neighbours of the batch, as in
+    the authors' code, and not only its own K: a tighter bound for the same work.
+    Differs from the paper: one draw of M serves the whole batch (as in the authors' code), instead of a draw from the
+    other N - 1 for each image; an image that is in the draw itself sees, and divides by, the M - 1 others.
+    """
+    num_train, num_exemplars = len(batch.images), config.prior.num_exemplars
+    leave_out = batch.index if config.prior.leave_one_out else None
+    drawn = draw_exemplars(key, num_train, num_exemplars)
+    neighbours = None
+    if config.retrieval.search == "none":
+        index = jnp.nonzero(drawn, size=num_exemplars)[0]
+    else:
+        k = config.retrieval.num_neighbours
+        if config.retrieval.search == "exact":
+            queries = jax.lax.stop_gradient(terms.q.mean)
+            nearest = exact.nearest(queries, table, k, allowed=drawn, leave_out=leave_out, num_allowed=num_exemplars)
+        else:
+            nearest = select.cut(batch.candidates, k, allowed=drawn, leave_out=leave_out)
+        index = select.union(nearest)
+        neighbours = nearest if config.retrieval.scored == "own" else None
+    means = encode_means(
+        model, params["model"], batch.images, index, activation_bytes=config.prior.activation_mib * 2**20
+    )
+    log_pz = exemplar_log_prob(
+        terms.z,
+        means,
+        params["prior"]["log_var"],
+        count=num_exemplars - (drawn[batch.index] if config.prior.leave_one_out else 0.0),
+        exemplar_index=index,
+        leave_out=leave_out,
+        neighbours=neighbours,
+    )
+    # Algorithm 1: the batch's own means (of the binarized images, as they come), then the exemplars' (of grey ones),
+    # which may name the same rows. The table only serves the search.
+    return log_pz, [Means(batch.index, terms.q.mean), Means(index, means)]
+
+
+def log_prob(model: nn.Module, params: dict, z: Float[Array, "B D"], means: Float[Array, "N D"]) -> Float[Array, " B"]:
+    """Eq. (8) over all of `means`, with no regularizer."""
+    del model
+    return exemplar_log_prob(z, means, params["prior"]["log_var"], count=float(len(means)))
+
+
+def sample(
+    key: Array, model: nn.Module, params: dict, images: UInt8[Array, "N H W C"], rows: int, columns: int
+) -> tuple[Float[Array, "R C D"], Float[Array, "R H W c"]]:
+    """Each row around one exemplar, drawn uniformly: z ~ r(z|x_n), Eq. (7)."""
+    key_pick, key_z = jax.random.split(key)
+    index = jax.random.choice(key_pick, len(images), (rows,), replace=False)
+    means = encode_means(model, params["model"], images, index)[:, None]
+    noise = jax.random.normal(key_z, (rows, columns, model.latent_dim))
+    return means + jnp.exp(0.5 * params["prior"]["log_var"]) * noise, to_unit(images[index])

@@ -1,0 +1,45 @@
+"""The standard normal prior."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, UInt8
+
+from exvae.distributions import Normal, log_normal
+from exvae.models import Terms
+from exvae.priors.types import Batch, Means
+
+USES_EXEMPLARS = False
+
+
+def gaussian_log_prob(z: Float[Array, "B D"]) -> Float[Array, " B"]:
+    """log N(z | 0, I)."""
+    return log_normal(z, Normal(jnp.zeros_like(z), jnp.zeros_like(z)))
+
+
+def init(key: Array, config: Any, image_shape: tuple[int, int, int]) -> dict:
+    del key, config, image_shape
+    return {}
+
+
+def training_log_prob(
+    key: Array, config: Any, model: nn.Module, params: dict, batch: Batch, terms: Terms, table: Array | None
+) -> tuple[Float[Array, " B"], list[Means]]:
+    del key, config, model, params, batch, table
+    return gaussian_log_prob(terms.z), []
+
+
+def log_prob(model: nn.Module, params: dict, z: Float[Array, "B D"], means: Array | None) -> Float[Array, " B"]:
+    del model, params, means
+    return gaussian_log_prob(z)
+
+
+def sample(
+    key: Array, model: nn.Module, params: dict, images: UInt8[Array, "N H W C"], rows: int, columns: int
+) -> tuple[Float[Array, "R C D"], None]:
+    del params, images
+    return jax.random.normal(key, (rows, columns, model.latent_dim)), None
