@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import time
 import zlib
 from pathlib import Path
@@ -259,10 +260,9 @@ def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, s
     values["active_units"] = active_units(setup.evaluator.encode_all(params, jnp.asarray(test.images)))
     epoch = int(state.stopping.best_epoch)
     writer.write(best_step, epoch, "test", values)
-    key = stream(state, SAMPLES)
-    plates = generate.sample_plates(
-        key, setup.config, setup.model, params, setup.images, rows=min(8, len(setup.images)), columns=12
-    )
+    rows = min(8, len(setup.images))
+    draw = functools.partial(generate.sample_plates, config=setup.config, model=setup.model, rows=rows, columns=12)
+    plates = jax.jit(draw)(stream(state, SAMPLES), params=params, images=setup.images)
     figures.save_grid(setup.workdir / "figures" / "samples.png", np.asarray(plates))
     results = {
         "test": values,

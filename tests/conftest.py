@@ -2,6 +2,9 @@
 
 import os
 
+# Programs of the tests run for milliseconds: compile them fast, not well. Processes that tests start inherit it.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+
 import jax
 import ml_collections
 import numpy as np
