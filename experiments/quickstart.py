@@ -4,9 +4,12 @@ python launch.py --config=experiments/quickstart.py --workdir=runs/quickstart
 """
 
 from experiments import common
+from exvae.errors import UserError
 
 
 def get_config(argument: str = ""):
+    if "recipe" in argument:
+        raise UserError("--config=experiments/quickstart.py takes :prior= only, its recipe is its own")
     config = common.paper_config("mnist_5k", "vae", argument)
     config.retrieval.search = "exact"
     config.optim.schedule = "cosine"

@@ -25,7 +25,7 @@ class Elbo(NamedTuple):
 def elbo_of(terms: Terms, log_pz: Float[Array, " B"]) -> Elbo:
     """log p(x|z) - [log q - log p] with one sample of every latent, Eq. (5)."""
     kl = terms.log_q - terms.log_ratio - log_pz
-    return Elbo(terms.log_px - kl, terms.log_px, kl)
+    return Elbo(terms.log_px - kl, terms.log_px, kl)  # Eq. (5)
 
 
 def training_elbo(

@@ -27,6 +27,10 @@ def test_every_field_is_read_by_the_code():
 def test_experiment_loads_and_is_valid(name):
     module = importlib.import_module(f"experiments.{name}")
     for argument in ("", "prior=gaussian", "prior=vamp", "prior=exemplar,recipe=fast"):
+        if name == "quickstart" and "recipe" in argument:
+            with pytest.raises(UserError, match="recipe"):
+                module.get_config(argument)
+            continue
         config = module.get_config(argument)
         configs.validate(config)
         expected = argument.split("prior=")[1].split(",")[0] if argument else "exemplar"

@@ -113,8 +113,8 @@ def test_train_step_is_traced_once(tiny_config, tmp_path, monkeypatch):
 def test_resumed_run_equals_straight_run(tiny_config, tmp_path, monkeypatch):
     """Stopped inside an epoch, after a checkpoint that every step writes, with the ScaNN index between two builds."""
     tiny_config.retrieval.search = "scann"
-    tiny_config.train.checkpoint_minutes = 0.0
     train.train(tiny_config, tmp_path / "straight")
+    tiny_config.train.checkpoint_minutes = 0.0
 
     reached, real = 0, train.check_finite
 
@@ -130,6 +130,7 @@ def test_resumed_run_equals_straight_run(tiny_config, tmp_path, monkeypatch):
         train.train(tiny_config, tmp_path / "stopped")
     monkeypatch.setattr(train, "check_finite", real)
     assert reached == 13
+    tiny_config.train.checkpoint_minutes = 5.0
     train.train(tiny_config, tmp_path / "stopped")
     assert_same_run(tiny_config, tmp_path / "straight", tmp_path / "stopped")
 

@@ -37,8 +37,8 @@ def training_log_prob(
     other N - 1 for each image; an image that is in the draw itself sees, and divides by, the M - 1 others.
     """
     num_train, num_exemplars = len(batch.images), config.prior.num_exemplars
-    leave_out = batch.index if config.prior.leave_one_out else None
-    drawn = draw_exemplars(key, num_train, num_exemplars)
+    leave_out = batch.index if config.prior.leave_one_out else None  # O1, Eq. (10)
+    drawn = draw_exemplars(key, num_train, num_exemplars)  # O2, Eq. (11)
     neighbours = None
     if config.retrieval.search == "none":
         index = jnp.nonzero(drawn, size=num_exemplars)[0]
@@ -49,7 +49,7 @@ def training_log_prob(
             nearest = exact.nearest(queries, table, k, allowed=drawn, leave_out=leave_out, num_allowed=num_exemplars)
         else:
             nearest = select.cut(batch.candidates, k, allowed=drawn, leave_out=leave_out)
-        index = select.union(nearest)
+        index = select.union(nearest)  # O3, Eq. (12), with Eq. (9) for why it is a bound
         neighbours = nearest if config.retrieval.scored == "own" else None
     means = encode_means(
         model, params["model"], batch.images, index, activation_bytes=config.prior.activation_mib * 2**20
@@ -82,4 +82,4 @@ def sample(
     index = jax.random.choice(key_pick, len(images), (rows,), replace=False)
     means = encode_means(model, params["model"], images, index)[:, None]
     noise = jax.random.normal(key_z, (rows, columns, model.latent_dim))
-    return means + jnp.exp(0.5 * params["prior"]["log_var"]) * noise, to_unit(images[index])
+    return means + jnp.exp(0.5 * params["prior"]["log_var"]) * noise, to_unit(images[index])  # Eq. (7)

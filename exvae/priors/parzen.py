@@ -48,7 +48,7 @@ def exemplar_log_prob(
     if leave_out is None:
         leave_out = jnp.full(batch, NOBODY)
     log_sum = _log_sum_exp(z, means, log_var, exemplar_index, leave_out, neighbours)
-    return log_sum - jnp.log(count) - 0.5 * dim * (LOG_2PI + log_var)
+    return log_sum - jnp.log(count) - 0.5 * dim * (LOG_2PI + log_var)  # Eq. (8)
 
 
 def _tiles(means: Array, exemplar_index: Array) -> tuple[Array, Array]:
