@@ -27,7 +27,8 @@ def encode_means(
     """mu(x_j) for j in `index`, differentiable in params.
 
     The backward pass keeps the results of dense layers' products, as long as they fit `activation_bytes`; of the
-    blocks beyond that, and of convolutions on a CPU, nothing is kept and the forward pass is repeated. Memory so has a bound that does not grow with U.
+    blocks beyond that, and of convolutions on a CPU, nothing is kept and the forward pass is repeated. Memory so has
+    a bound that does not grow with U.
     """
 
     def encode(params: dict, index: Int[Array, " b"]) -> Float[Array, "b D"]:
