@@ -19,6 +19,18 @@ WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run; runs/<name of t
 TASK = flags.DEFINE_enum("task", "train", list(TASKS), "what to do")
 
 
+def experiment() -> tuple[str, str]:
+    """'experiments/mnist_vae.py:prior=vamp' as file and arguments."""
+    path, _, arguments = flags.FLAGS["config"].config_filename.partition(":")
+    return path, arguments
+
+
+def default_workdir() -> str:
+    """runs/mnist_vae, or runs/mnist_vae-prior=vamp: baselines do not share a folder."""
+    path, arguments = experiment()
+    return f"runs/{Path(path).stem}" + (f"-{arguments}" if arguments else "")
+
+
 def parse(argv: list[str]) -> None:
     """Read the command line; whatever is wrong with it becomes a UserError."""
     configs.check_fields([word.lstrip("-").split("=")[0] for word in argv if word.lstrip("-").startswith("config.")])
@@ -29,7 +41,7 @@ def parse(argv: list[str]) -> None:
         raise UserError(" ".join(str(error).split())) from error
     if CONFIG.value is None:
         raise UserError("which experiment? --config=experiments/quickstart.py, or another file of that folder")
-    path = Path(flags.FLAGS["config"].config_filename)
+    path = Path(experiment()[0])
     if not path.is_file():
         experiments = [str(file) for file in path.parent.glob("*.py")]
         raise UserError(f"--config={path}: no such file{configs.nearest_name(str(path), experiments)}")
@@ -40,8 +52,7 @@ def parse(argv: list[str]) -> None:
 def main(argv: list[str]) -> int:
     try:
         parse(argv)
-        experiment = Path(flags.FLAGS["config"].config_filename).stem
-        TASKS[TASK.value](CONFIG.value, Path(WORKDIR.value or f"runs/{experiment}"))
+        TASKS[TASK.value](CONFIG.value, Path(WORKDIR.value or default_workdir()))
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -66,6 +66,17 @@ def test_bad_argument_is_one_line_and_exit_code_2(capsys, tmp_path, argument, sa
     assert not files(tmp_path)
 
 
+def test_arguments_of_an_experiment_reach_its_config(capsys, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setitem(launch.TASKS, "train", lambda config, workdir: seen.append((config, str(workdir))))
+    assert run(capsys, "--config=experiments/mnist_vae.py:prior=vamp,recipe=fast", "--workdir=")[0] == 0
+    assert run(capsys, "--config=experiments/mnist_vae.py", "--workdir=")[0] == 0
+    assert run(capsys, "--config=experiments/mnist_vae.py:prior=gaussian", f"--workdir={tmp_path}")[0] == 0
+    assert [config.prior.name for config, _ in seen] == ["vamp", "exemplar", "gaussian"]
+    assert [config.optim.schedule for config, _ in seen] == ["cosine", "constant", "constant"]
+    assert [folder for _, folder in seen] == ["runs/mnist_vae-prior=vamp,recipe=fast", "runs/mnist_vae", str(tmp_path)]
+
+
 def test_broken_data_files_are_named(capsys, tmp_path, rng):
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\3" + bytes(100))
