@@ -10,10 +10,10 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from exvae import config as configs
-from exvae import train
+from exvae import evaluate, train
 from exvae.errors import UserError
 
-TASKS = {"train": train.main}
+TASKS = {"train": train.main, "evaluate": evaluate.main}
 CONFIG = config_flags.DEFINE_config_file("config", None, "experiment file, with :key=value arguments")
 WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run; runs/<name of the experiment> if not given")
 TASK = flags.DEFINE_enum("task", "train", list(TASKS), "what to do")
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except (train.Diverged, OSError) as error:
+    except (train.Diverged, FloatingPointError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

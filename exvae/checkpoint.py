@@ -27,15 +27,13 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: Path):
-        for name in (
-            "absl",
-            "asyncio",
-        ):  # orbax tells of every file it writes, and its threads of every one they cannot
+        # Orbax tells of every file that it writes, and its threads of every one that they cannot.
+        for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         folder = (workdir / "checkpoints").absolute()
-        # Two of the latest: should the newer one turn out to be damaged, the older one is still there.
+        # Two of each: should the newer one turn out to be damaged, the older one is still there.
         self._latest = _manager(folder / "latest", keep=2)
-        self._best = _manager(folder / "best", keep=1)
+        self._best = _manager(folder / "best", keep=2)
 
     def save_latest(self, step: int, state: Any, meta: dict) -> None:
         with _plain_errors():

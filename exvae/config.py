@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import fnmatch
 from typing import Any
 
 import ml_collections
@@ -14,7 +15,7 @@ from exvae.models import ARCHITECTURES
 from exvae.priors import PRIORS
 
 # Fields that a resumed run may change: they do not alter the steps that were already taken.
-FREE_ON_RESUME = ("data.dir", "train.epochs", "train.patience", "train.checkpoint_minutes")
+FREE_ON_RESUME = ("data.dir", "train.epochs", "train.patience", "train.checkpoint_minutes", "eval.*")
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -64,6 +65,15 @@ def get_config() -> ml_collections.ConfigDict:
     train.batch_size = 100  # B
     train.patience = 50  # stop after so many epochs without a better validation ELBO (never within the warm-up)
     train.checkpoint_minutes = 5.0  # the latest state is saved at every epoch's end and at least this often
+
+    config.eval = evaluation = ml_collections.ConfigDict()
+    evaluation.method = "pruned"  # pruned: the nearest exemplars and an audit of what that loses; exact: all of them
+    evaluation.iwae_samples = 5000  # S, importance samples for an image's log-likelihood
+    evaluation.num_images = 0  # log-likelihood of so many test images, drawn at random; 0: all
+    evaluation.candidates = 1000  # pruned: exemplars that count, nearest to the posterior mean
+    evaluation.audit = 16  # pruned: samples of an image that are scored against all exemplars
+    evaluation.tolerance = 1e-3  # pruned: nats; where the audit finds more, candidates are doubled
+    evaluation.exemplars = "train"  # train, train+valid, or npz:PATH (any other images)
     return config
 
 
@@ -93,6 +103,9 @@ def validate(config: Any) -> None:
     _one_of("retrieval.search", config.retrieval.search, ("none", "exact", "scann"))
     _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))
     _one_of("optim.schedule", config.optim.schedule, ("constant", "cosine"))
+    _one_of("eval.method", config.eval.method, ("pruned", "exact"))
+    if not config.eval.exemplars.startswith("npz:"):
+        _one_of("eval.exemplars", config.eval.exemplars, ("train", "train+valid", "npz:PATH"))
     _at_least("seed", config.seed, 0)
     lowest = {
         "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "model.latent_dim": 1,
@@ -100,7 +113,8 @@ def validate(config: Any) -> None:
         "prior.activation_mib": 0, "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0,
         "retrieval.rebuild_steps": 1, "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0,
         "optim.kl_warmup_epochs": 0, "train.epochs": 1, "train.batch_size": 1, "train.patience": 1,
-        "train.checkpoint_minutes": 0,
+        "train.checkpoint_minutes": 0, "eval.iwae_samples": 1, "eval.num_images": 0, "eval.candidates": 1,
+        "eval.audit": 1, "eval.tolerance": 0,
     }  # fmt: skip
     for field, low in lowest.items():
         group, name = field.split(".")
@@ -132,8 +146,28 @@ def differences(new: dict, old: dict) -> list[str]:
     return [
         f"{field}: {a.get(field)!r} here, {b.get(field)!r} in the run"
         for field in sorted(a.keys() | b.keys())
-        if a.get(field) != b.get(field) and field not in free
+        if a.get(field) != b.get(field) and not any(fnmatch.fnmatch(field, pattern) for pattern in free)
     ]
+
+
+def of_run(command: Any, stored: dict, workdir: Any) -> ml_collections.ConfigDict:
+    """The config of a trained run, but with the command's `eval`, and its `data.dir` if it has one.
+
+    How the run was trained is known from its folder and need not be said again; but a command that names another model
+    or other data than the folder holds is a mistake.
+    """
+    config, fields = get_config(), _flat(stored)
+    named = [f"model.{name}" for name in config.model] + ["prior.name", "data.name"]
+    wanted = _flat(command.to_dict())
+    found = [f"{field}: {wanted[field]!r} here, {fields.get(field)!r} in the run" for field in named
+             if wanted[field] != fields.get(field)]  # fmt: skip
+    if found:
+        raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
+    known = _flat(config.to_dict())
+    config.update_from_flattened_dict({field: value for field, value in fields.items() if field in known})
+    config.eval = command.eval
+    config.data.dir = command.data.dir or config.data.dir
+    return config
 
 
 def _flat(config: dict, prefix: str = "") -> dict:

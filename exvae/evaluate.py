@@ -1,17 +1,27 @@
-"""Figures of a trained model on held-out images."""
+"""Figures of a trained model on held-out images: ELBO and its parts, active units, log-likelihood."""
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
+from exvae import data, metrics, sharding
+from exvae.likelihood import make_scorer
 from exvae.models.encoding import encode_means
 from exvae.objectives import Elbo, evaluation_elbo
+from exvae.priors import PRIORS
+from exvae.records import Records, fingerprint
+from exvae.run import Run, open_run
+from exvae.step import LIKELIHOOD, TEST, stream
 
 BATCH = 500
 ACTIVE_VARIANCE = 0.01  # a latent is active if its mean varies more than this (Burda et al., 2015)
@@ -53,3 +63,138 @@ def mean_elbo(
 def active_units(means: Float[Array, "n D"]) -> int:
     """Latent dimensions whose posterior mean varies over the images."""
     return int(np.sum(np.var(np.asarray(means, np.float64), axis=0) > ACTIVE_VARIANCE))
+
+
+def main(config: Any, workdir: Path) -> None:
+    """The task `evaluate`: test figures of a run's best parameters, into its results.json."""
+    run = open_run(config, workdir)
+    epoch = run.step // (len(run.dataset.train) // run.config.train.batch_size)
+    print(f"{workdir}: {run.config.model.architecture}, {run.config.prior.name} prior, best epoch {epoch}", flush=True)
+    save = functools.partial(metrics.update_results, workdir, run.config, epoch)
+    values = evaluate(run, make_evaluator(run.config, run.model), save)
+    metrics.append_metrics(workdir, run.step, epoch, "test", values)
+    print(f"{describe(values)}\nfigures  {workdir}/results.json")
+
+
+def describe(test: dict) -> str:
+    """The test figures in a line or three."""
+    text = (
+        f"test  elbo {test['elbo']:.2f}  reconstruction {test['reconstruction']:.2f}  kl {test['kl']:.2f}  "
+        f"active units {test['active_units']}\n"
+        f"log-likelihood {test['log_likelihood']:.3f} ± {test['log_likelihood_error']:.3f} (standard error over "
+        f"{test['num_images']} images)  {test['bits_per_dim']:.4f} bits/dim  {test['iwae_samples']} samples"
+    )
+    if test["method"] == "pruned" and test["exemplars"]:
+        text += (
+            f"\npruned: {test['loss']:.1e} (95 %: {test['loss_low']:.1e} to {test['loss_high']:.1e}) below the value of all "
+            f"{test['exemplars']} exemplars by the audit, an image at most {test['loss_largest']:.1e}; "
+            f"candidates doubled for {test['images_doubled']} images"
+        )
+    return text
+
+
+def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dict:
+    """The figures of results.json's `test`. `save` gets those that are quick, and then all of them."""
+    config, test = run.config, run.dataset.test
+    images, means = None, None
+    if PRIORS[config.prior.name].USES_EXEMPLARS:
+        images = data.load_exemplars(config.eval.exemplars, config.data, run.dataset.train)
+        means = evaluator.encode_all(run.params, sharding.replicate(run.mesh, images))
+    values = mean_elbo(evaluator, run.params, stream(run.key, TEST), test.images, means)
+    values["exemplars"] = 0 if means is None else len(means)
+    values["active_units"] = active_units(evaluator.encode_all(run.params, jnp.asarray(test.images)))
+    save(values)
+    settings = {
+        **config.eval.to_dict(),
+        "seed": config.seed,
+        "exemplars": fingerprint(images),
+        "test": fingerprint(test.images),
+        "params": fingerprint(run.params),
+    }
+    del settings["num_images"]  # more images go on from fewer
+    records = Records(run.workdir, settings)
+    try:
+        values |= log_likelihood(run, means, records)
+    finally:
+        records.close()
+    save(values)
+    return values
+
+
+def log_likelihood(run: Run, means: Float[Array, "N D"] | None, records: Records) -> dict:
+    """Log-likelihood of the test images, and what pruning has cost it."""
+    config = run.config
+    order = subset(config.seed, len(run.dataset.test), config.eval.num_images)
+    score_images(run, means, order, records)
+    found = [records.get(int(image)) for image in order]
+    value, loss = (np.array([record[name] for record in found]) for name in ("log_likelihood", "loss"))
+    error = lambda x: float(np.std(x, ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan  # noqa: E731
+    values = {
+        "log_likelihood": float(np.mean(value)),
+        "log_likelihood_error": error(value),
+        "bits_per_dim": float(-np.mean(value) / (math.prod(run.model.image_shape) * math.log(2))),
+        "num_images": len(order),
+        "iwae_samples": config.eval.iwae_samples,
+        "method": config.eval.method,
+    }
+    if config.eval.method == "pruned" and means is not None:
+        half = 1.96 * error(loss)
+        values |= {
+            "loss": float(np.mean(loss)),
+            "loss_low": max(0.0, float(np.mean(loss)) - half),
+            "loss_high": float(np.mean(loss)) + half,
+            "loss_largest": float(np.max(loss)),
+            "images_doubled": sum(record["candidates"] > config.eval.candidates for record in found),
+        }
+    return values
+
+
+def subset(seed: int, num_test: int, num_images: int) -> Int[np.ndarray, " n"]:
+    """Test images in a random order, cut after `num_images` (0: none). A larger number contains every smaller one."""
+    order = np.random.default_rng(seed).permutation(num_test)
+    return order[: num_images or num_test]
+
+
+def score_images(run: Run, means: Float[Array, "N D"] | None, order: Int[np.ndarray, " n"], records: Records) -> None:
+    """Record every image of `order` that is not yet recorded, with as many candidates as its audit asks for."""
+    config, prior = run.config, PRIORS[run.config.prior.name]
+    components = jax.jit(lambda params: prior.components(run.model, params, means))(run.params)
+    num_exemplars = 0 if means is None else len(means)
+    first = min(config.eval.candidates, num_exemplars) if config.eval.method == "pruned" else num_exemplars
+
+    def needed(image: int) -> int | None:
+        """Candidates that the image is still to be scored with."""
+        record = records.get(image)
+        if record is None:
+            return first
+        again = record["excess"] > config.eval.tolerance and record["candidates"] < num_exemplars
+        return min(2 * record["candidates"], num_exemplars) if again else None
+
+    while waiting := {int(i): count for i in order if (count := needed(int(i))) is not None}:
+        candidates = min(waiting.values())
+        scorer = make_scorer(config, run.model, run.mesh, candidates=candidates)
+        images = [image for image, count in waiting.items() if count == candidates]
+        text = f"log-likelihood, {candidates} of {num_exemplars} exemplars" if num_exemplars else "log-likelihood"
+        _score(run, components, scorer, images, candidates, records, metrics.Countdown(len(images), text))
+
+
+def _score(run: Run, components: Any, scorer: Any, images: list[int], candidates: int, records, countdown) -> None:
+    """One pass over images, as many at a time as there are devices."""
+    key = stream(run.key, LIKELIHOOD)
+    size = run.mesh.size
+    for start in range(0, len(images), size):
+        index = np.array(images[start : start + size], np.int32)
+        padded = np.resize(index, size)
+        batch = sharding.split_batch(run.mesh, (run.dataset.test.images[padded], padded))
+        scores = jax.device_get(scorer(run.params, components, key, *batch))
+        if not np.all(np.isfinite(scores.log_likelihood)):
+            raise FloatingPointError(f"the log-likelihood of test image {index[0]} is not finite")
+        rows = zip(index.tolist(), *(np.minimum(a, 1e30).tolist() for a in scores), strict=False)
+        records.add(
+            [
+                {"image": image, "log_likelihood": value, "excess": excess, "loss": loss, "candidates": candidates}
+                for image, value, excess, loss in rows
+            ]
+        )
+        countdown.show(start + len(index))
+    countdown.end()

@@ -43,6 +43,31 @@ def open_workdir(workdir: Path, config: dict) -> None:
     write_json(path, config)
 
 
+def update_results(workdir: Path, config: Any, best_epoch: int, test: dict, seconds: float | None = None) -> dict:
+    """Write results.json. Without `seconds` of training those of the file, if there is one, stay."""
+    path = workdir / "results.json"
+    if seconds is None and path.exists():
+        try:
+            seconds = json.loads(path.read_text())["seconds"]
+        except (ValueError, KeyError, TypeError):
+            seconds = None
+    results = {
+        "test": test,
+        "best_epoch": best_epoch,
+        "config": config.to_dict(),
+        "git": git_revision(),
+        "seconds": seconds,
+    }
+    write_json(path, results)
+    return results
+
+
+def append_metrics(workdir: Path, step: int, epoch: int, split: str, values: dict) -> None:
+    """One line at the end of metrics.jsonl, whatever else is being written there."""
+    with open(workdir / "metrics.jsonl", "a") as file:
+        print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=file)
+
+
 def git_revision() -> str | None:
     """The commit of the code, with '+' where files were changed; None outside a checkout."""
     here = Path(__file__).parent
@@ -72,7 +97,8 @@ class MetricsWriter:
     def write(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None:
         print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=self._file, flush=True)
         for name, value in values.items():
-            self._events.add_scalar(f"{split}/{name}", value, step)
+            if not isinstance(value, str):
+                self._events.add_scalar(f"{split}/{name}", value, step)
         self._events.flush()
 
     def close(self) -> None:
@@ -121,6 +147,34 @@ class Progress:
     def epoch(self, text: str) -> None:
         """At an epoch's end."""
         print(f"\r\x1b[K{text}" if self._terminal else text, flush=True)
+
+
+class Countdown:
+    """How far long work is and how long it will take, overwritten on a terminal, once a minute in a log file."""
+
+    def __init__(self, total: int, text: str):
+        self._total, self._text = total, text
+        self._terminal = sys.stdout.isatty()
+        self._began = self._shown = time.monotonic()
+        self._first = 0
+
+    def show(self, done: int) -> None:
+        now = time.monotonic()
+        if not self._first:  # the first piece of work includes compilation and says nothing of the others
+            self._first, self._began = done, now
+        if now - self._shown < (0.5 if self._terminal else 60.0) or done == self._first:
+            return
+        self._shown = now
+        self._print(done, now, end="" if self._terminal else "\n")
+
+    def _print(self, done: int, now: float, end: str) -> None:
+        rate = (done - self._first) / max(now - self._began, 1e-9)
+        left = f"  {rate:.1f} images/s  {clock((self._total - done) / rate)} left" if rate else ""
+        text = f"{self._text}  {done} / {self._total}{left}"
+        print(f"\r\x1b[K{text}" if self._terminal else text, end=end, flush=True)
+
+    def end(self) -> None:
+        self._print(self._total, time.monotonic(), end="\n")
 
 
 def clock(seconds: float) -> str:

@@ -45,4 +45,5 @@ def evaluation_elbo(
 ) -> Elbo:
     """ELBO of images that are binary already, one sample each, under the whole prior."""
     terms = model.apply({"params": params["model"]}, key, to_unit(images), method="terms")
-    return elbo_of(terms, PRIORS[config.prior.name].log_prob(model, params, terms.z, means))
+    prior = PRIORS[config.prior.name]
+    return elbo_of(terms, prior.log_prob(prior.components(model, params, means), terms.z))

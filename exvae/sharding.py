@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from exvae.errors import UserError
 
 
-def make_mesh(batch_size: int) -> Mesh:
+def make_mesh(batch_size: int = 0) -> Mesh:
     """All devices along one axis, over which the batch is split."""
     mesh = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,))
     if batch_size % mesh.size:
@@ -21,6 +22,12 @@ def make_mesh(batch_size: int) -> Mesh:
 def replicate(mesh: Mesh, tree: Any) -> Any:
     """A copy of every leaf on every device."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def over_images(mesh: Mesh, score: Callable) -> Callable:
+    """score(params, components, key, images, index) on each device for its own part of images and index."""
+    whole, part = PartitionSpec(), PartitionSpec("batch")
+    return jax.shard_map(score, mesh=mesh, in_specs=(whole, whole, whole, part, part), out_specs=part, check_vma=False)
 
 
 def split_batch(mesh: Mesh, tree: Any) -> Any:

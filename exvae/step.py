@@ -16,7 +16,7 @@ from exvae.priors import PRIORS
 from exvae.priors.types import Batch
 from exvae.retrieval import select
 
-TRAIN, VALID, TEST, SAMPLES = range(4)  # streams of randomness
+TRAIN, VALID, TEST, SAMPLES, LIKELIHOOD = range(5)  # streams of randomness
 
 
 @struct.dataclass
@@ -33,23 +33,31 @@ class TrainState:
     stopping: optim.EarlyStopping
 
 
-def stream(state: TrainState, name: int, time: Int[Array, ""] | int = 0) -> Array:
+def split_seed(seed: int) -> tuple[Array, Array, Array]:
+    """The keys of the model's and of the prior's initialisation, and of everything that is drawn during the run."""
+    return tuple(jax.random.split(jax.random.key(seed), 3))
+
+
+def stream(key: Array, name: int, time: Int[Array, ""] | int = 0) -> Array:
     """The random key of one moment of one stream."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(state.key), name), time)
+    return jax.random.fold_in(jax.random.fold_in(key, name), time)
+
+
+def init_params(config: Any, model: nn.Module) -> dict:
+    """Fresh parameters of model and prior."""
+    key_model, key_prior, _ = split_seed(config.seed)
+    prior = PRIORS[config.prior.name].init(key_prior, config, model.image_shape)
+    return {"model": models.init(key_model, model), "prior": prior}
 
 
 def init_state(config: Any, model: nn.Module, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step, with an empty table."""
-    key_model, key_prior, key_run = jax.random.split(jax.random.key(config.seed), 3)
-    params = {
-        "model": models.init(key_model, model),
-        "prior": PRIORS[config.prior.name].init(key_prior, config, model.image_shape),
-    }
+    params = init_params(config, model)
     return TrainState(
         step=jnp.int32(0),
         params=params,
         opt_state=optimizer.init(params),
-        key=jax.random.key_data(key_run),
+        key=jax.random.key_data(split_seed(config.seed)[2]),
         table=None,
         indexed=None,
         sums={name: jnp.float32(0) for name in ("elbo", "reconstruction", "kl", "loss")},
@@ -64,7 +72,7 @@ def make_train_step(config: Any, model: nn.Module, optimizer: optax.GradientTran
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
-        key = stream(state, TRAIN, state.step)
+        key = stream(jax.random.wrap_key_data(state.key), TRAIN, state.step)
         beta = optim.kl_weight(state.step, steps_per_epoch, config.optim.kl_warmup_epochs)
 
         def loss_fn(params):

@@ -20,11 +20,13 @@ from exvae import config as configs
 from exvae import data, figures, generate, metrics, models, optim, sharding
 from exvae.checkpoint import Checkpoints
 from exvae.errors import UserError
-from exvae.evaluate import Evaluator, active_units, make_evaluator, mean_elbo
+from exvae.evaluate import Evaluator, evaluate, make_evaluator, mean_elbo
+from exvae.evaluate import describe as describe_figures
 from exvae.priors import PRIORS
 from exvae.priors.types import Batch
 from exvae.retrieval import scann
-from exvae.step import SAMPLES, TEST, VALID, TrainState, init_state, make_train_step, stream
+from exvae.run import Run
+from exvae.step import SAMPLES, VALID, TrainState, init_state, make_train_step, stream
 
 STEPS_AHEAD = 2  # the host may queue so many steps before it looks at the result of the oldest
 
@@ -68,6 +70,8 @@ def prepare(config: Any, workdir: Path) -> Setup:
         scann.require()
     dataset = data.load(config.data, binarize=config.model.likelihood == "bernoulli")
     config = configs.resolve(config, len(dataset.train))
+    if uses_exemplars(config):
+        data.load_exemplars(config.eval.exemplars, config.data, dataset.train)  # a wrong file is better found now
     mesh = sharding.make_mesh(config.train.batch_size)
     metrics.open_workdir(workdir, config.to_dict())
     steps_per_epoch = len(dataset.train) // config.train.batch_size
@@ -91,10 +95,8 @@ def prepare(config: Any, workdir: Path) -> Setup:
 def main(config: Any, workdir: Path) -> None:
     """The task `train`: train, evaluate, say where to look."""
     results = train(config, workdir)
-    test = results["test"]
     print(
-        f"test  elbo {test['elbo']:.2f}  reconstruction {test['reconstruction']:.2f}  kl {test['kl']:.2f}  "
-        f"active units {test['active_units']}  (best epoch {results['best_epoch']})\n"
+        f"best epoch {results['best_epoch']}\n{describe_figures(results['test'])}\n"
         f"figures  {workdir}/results.json  {workdir}/metrics.jsonl  (tensorboard --logdir={workdir})\n"
         f"samples  {workdir}/figures/samples.png"
     )
@@ -224,7 +226,8 @@ def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer,
     rate = progress.rate(step)
     train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
     means = setup.evaluator.encode_all(state.params, setup.images) if uses_exemplars(config) else None
-    valid = mean_elbo(setup.evaluator, state.params, stream(state, VALID, epoch), setup.dataset.valid.images, means)
+    key = stream(jax.random.wrap_key_data(state.key), VALID, epoch)
+    valid = mean_elbo(setup.evaluator, state.params, key, setup.dataset.valid.images, means)
     check_finite(step, valid["elbo"])
     stopping = state.stopping.update(epoch, valid["elbo"], config.optim.kl_warmup_epochs)
     if int(stopping.best_epoch) == epoch:
@@ -250,26 +253,15 @@ def _extra(config: Any, state: TrainState) -> dict[str, float]:
 
 
 def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, seconds: float) -> dict:
-    """Test figures of the best parameters, samples, results.json."""
+    """Samples and test figures of the best parameters, results.json."""
     best_step, params = checkpoints.restore_best(state.params)
-    test = setup.dataset.test
-    exemplar = uses_exemplars(setup.config)
-    means = setup.evaluator.encode_all(params, setup.images) if exemplar else None
-    values = mean_elbo(setup.evaluator, params, stream(state, TEST), test.images, means)
-    values["exemplars"] = len(setup.images) if exemplar else 0
-    values["active_units"] = active_units(setup.evaluator.encode_all(params, jnp.asarray(test.images)))
-    epoch = int(state.stopping.best_epoch)
-    writer.write(best_step, epoch, "test", values)
+    epoch = best_step // setup.steps_per_epoch
+    run = Run(setup.config, setup.workdir, setup.dataset, setup.mesh, setup.model, params, best_step)
     rows = min(8, len(setup.images))
     draw = functools.partial(generate.sample_plates, config=setup.config, model=setup.model, rows=rows, columns=12)
-    plates = jax.jit(draw)(stream(state, SAMPLES), params=params, images=setup.images)
+    plates = jax.jit(draw)(stream(run.key, SAMPLES), params=params, images=setup.images)
     figures.save_grid(setup.workdir / "figures" / "samples.png", np.asarray(plates))
-    results = {
-        "test": values,
-        "best_epoch": epoch,
-        "config": setup.config.to_dict(),
-        "git": metrics.git_revision(),
-        "seconds": seconds,
-    }
-    metrics.write_json(setup.workdir / "results.json", results)
-    return results
+    save = functools.partial(metrics.update_results, setup.workdir, setup.config, epoch, seconds=seconds)
+    values = evaluate(run, setup.evaluator, save)
+    writer.write(best_step, epoch, "test", values)
+    return save(values)

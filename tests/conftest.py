@@ -32,6 +32,9 @@ TINY_FIELDS = {
     "optim.kl_warmup_epochs": 2,
     "train.epochs": 3,
     "train.batch_size": 40,
+    "eval.iwae_samples": 20,
+    "eval.candidates": 50,
+    "eval.audit": 4,
 }
 
 

@@ -6,12 +6,14 @@ import difflib
 from pathlib import Path
 
 import ml_collections
+import numpy as np
+from jaxtyping import UInt8
 
 from exvae.data import registry, splits
 from exvae.data.types import Dataset, Split
 from exvae.errors import UserError
 
-__all__ = ["Dataset", "Split", "check_name", "load", "names"]
+__all__ = ["Dataset", "Split", "check_name", "load", "load_exemplars", "names"]
 
 _PREFIXES = ("npz:", "images:")
 
@@ -29,6 +31,22 @@ def load(data_config: ml_collections.ConfigDict, *, binarize: bool = True) -> Da
     check_name(data_config.name)
     dataset = _load_bytes(data_config)
     return splits.binarize(dataset) if binarize else dataset
+
+
+def load_exemplars(which: str, data_config: ml_collections.ConfigDict, train: Split) -> UInt8[np.ndarray, "N H W C"]:
+    """The images that `config.eval.exemplars` names: train, train+valid (both grey) or npz:PATH."""
+    if which == "train":
+        return train.images
+    if which == "train+valid":
+        return np.concatenate([train.images, load(data_config, binarize=False).valid.images])
+    from exvae.data import npz
+
+    parts = npz.read(Path(which.removeprefix("npz:")).expanduser())
+    images = parts["all" if "all" in parts else "train"].images
+    if images.shape[1:] != train.images.shape[1:]:
+        here, there = ("x".join(map(str, shape[1:])) for shape in (images.shape, train.images.shape))
+        raise UserError(f"config.eval.exemplars={which} holds images of {here}, the model is for {there}")
+    return images
 
 
 def check_name(name: str) -> None:

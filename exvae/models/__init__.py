@@ -1,4 +1,11 @@
-"""Architectures. Each is a Flax module with `encode`, `terms` and `decode`; a new one is a file and a line here."""
+"""Architectures. Each is a Flax module with the same five methods; a new one is a file and a line here.
+
+encode   images -> q(z|x), the posterior of the top latent
+observe  images -> all that the encoders say of them
+draw     what was observed -> Terms of one sample of every latent for each row
+terms    draw of observe
+decode   codes of the top latent -> mean images
+"""
 
 from __future__ import annotations
 
@@ -11,12 +18,12 @@ from jaxtyping import Array
 
 from exvae.models.convhvae import ConvHVAE
 from exvae.models.hvae import HVAE
-from exvae.models.terms import Terms
+from exvae.models.terms import Observed, Terms
 from exvae.models.vae import VAE
 
 ARCHITECTURES = {"vae": VAE, "hvae": HVAE, "convhvae": ConvHVAE}
 
-__all__ = ["ARCHITECTURES", "Terms", "build", "init"]
+__all__ = ["ARCHITECTURES", "Observed", "Terms", "build", "init"]
 
 
 def build(config: Any, image_shape: tuple[int, int, int]) -> nn.Module:

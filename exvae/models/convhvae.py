@@ -28,6 +28,8 @@ def encoder(stack: tuple[tuple[int, int, int], ...]) -> nn.Sequential:
 class ConvHVAE(HVAE):
     """Same latents and densities as HVAE."""
 
+    block_rows = 20  # feature maps are large: 30 MB for a layer's 3x3 patches of one 28x28 image
+
     def setup_images(self):
         height, width, channels = self.image_shape
         self.z2_from_x = encoder(Z2_STACK)

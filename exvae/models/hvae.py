@@ -11,11 +11,13 @@ from jaxtyping import Array, Float
 
 from exvae.distributions import Normal, log_bernoulli, log_normal, sample_normal
 from exvae.models.layers import Dense, GatedDense, NormalHead
-from exvae.models.terms import Terms
+from exvae.models.terms import Observed, Terms
 
 
 class HVAE(nn.Module):
     """q(z2|x) q(z1|x,z2) and p(z2) p(z1|z2) p(x|z1,z2). Subclasses change what reads and draws images."""
+
+    block_rows = 500  # codes that evaluation scores at a time: their activations stay in a CPU core's cache
 
     image_shape: tuple[int, int, int]
     latent_dim: int  # of z2, the top latent
@@ -45,8 +47,11 @@ class HVAE(nn.Module):
     def encode(self, x: Float[Array, "B H W C"]) -> Normal:
         return Normal(*self.q_z2(self.z2_from_x(self.read(x))))
 
-    def posterior_z1(self, x: Float[Array, "B H W C"], z2: Float[Array, "B D"]) -> Normal:
-        joint = jnp.concatenate([self.z1_from_x(self.read(x)), self.z1_from_z2(z2)], axis=-1)
+    def observe(self, x: Float[Array, "B H W C"]) -> Observed:
+        return Observed(x, self.encode(x), features=self.z1_from_x(self.read(x)))
+
+    def posterior_z1(self, features: Float[Array, "B F"], z2: Float[Array, "B D"]) -> Normal:
+        joint = jnp.concatenate([features, self.z1_from_z2(z2)], axis=-1)
         return Normal(*self.q_z1(self.q_z1_joint(joint)))
 
     def prior_z1(self, z2: Float[Array, "B D"]) -> Normal:
@@ -56,14 +61,16 @@ class HVAE(nn.Module):
         joint = jnp.concatenate([self.p_x_z1(z1), self.p_x_z2(z2)], axis=-1)
         return self.p_x(joint).reshape(-1, *self.image_shape)
 
-    def terms(self, key: Array, x: Float[Array, "B H W C"]) -> Terms:
+    def draw(self, key: Array, seen: Observed) -> Terms:
         key_z2, key_z1 = jax.random.split(key)
-        q_z2 = self.encode(x)
-        z2 = sample_normal(key_z2, q_z2)
-        q_z1, p_z1 = self.posterior_z1(x, z2), self.prior_z1(z2)
+        z2 = sample_normal(key_z2, seen.q)
+        q_z1, p_z1 = self.posterior_z1(seen.features, z2), self.prior_z1(z2)
         z1 = sample_normal(key_z1, q_z1)
         log_ratio = log_normal(z1, p_z1) - log_normal(z1, q_z1)
-        return Terms(z2, q_z2, log_bernoulli(x, self.logits(z1, z2)), log_ratio, log_normal(z2, q_z2))
+        return Terms(z2, seen.q, log_bernoulli(seen.x, self.logits(z1, z2)), log_ratio, log_normal(z2, seen.q))
+
+    def terms(self, key: Array, x: Float[Array, "B H W C"]) -> Terms:
+        return self.draw(key, self.observe(x))
 
     def decode(self, key: Array, z: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
         z1 = sample_normal(key, self.prior_z1(z))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from exvae.distributions import Normal
@@ -20,3 +22,15 @@ class Terms(NamedTuple):
     log_px: Float[Array, " B"]  # log p(x | all latents)
     log_ratio: Float[Array, " B"] | float  # log p(z1|z) - log q(z1|x,z) of the lower latent; 0 without one
     log_q: Float[Array, " B"]  # log q(z|x)
+
+
+class Observed(NamedTuple):
+    """A batch as the encoder has read it, once: latents can be drawn for it any number of times."""
+
+    x: Float[Array, "B H W C"]
+    q: Normal  # q(z|x), the top latent's posterior
+    features: Float[Array, "B F"] | None  # what the lower latent's posterior takes from x; None without one
+
+    def repeat(self, times: int) -> Observed:
+        """Every image `times` times, its copies one after another."""
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), self)

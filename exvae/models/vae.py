@@ -10,11 +10,13 @@ from jaxtyping import Array, Float
 
 from exvae.distributions import Normal, log_bernoulli, log_normal, sample_normal
 from exvae.models.layers import Dense, GatedDense, NormalHead
-from exvae.models.terms import Terms
+from exvae.models.terms import Observed, Terms
 
 
 class VAE(nn.Module):
     """q(z|x) = N(mu(x), Lambda(x)), p(x|z) = Bernoulli(mu_x(z))."""
+
+    block_rows = 500  # codes that evaluation scores at a time: their activations stay in a CPU core's cache
 
     image_shape: tuple[int, int, int]
     latent_dim: int
@@ -34,10 +36,15 @@ class VAE(nn.Module):
     def logits(self, z: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
         return self.decoder(z).reshape(-1, *self.image_shape)
 
+    def observe(self, x: Float[Array, "B H W C"]) -> Observed:
+        return Observed(x, self.encode(x), features=None)
+
+    def draw(self, key: Array, seen: Observed) -> Terms:
+        z = sample_normal(key, seen.q)
+        return Terms(z, seen.q, log_bernoulli(seen.x, self.logits(z)), 0.0, log_normal(z, seen.q))
+
     def terms(self, key: Array, x: Float[Array, "B H W C"]) -> Terms:
-        q = self.encode(x)
-        z = sample_normal(key, q)
-        return Terms(z, q, log_bernoulli(x, self.logits(z)), 0.0, log_normal(z, q))
+        return self.draw(key, self.observe(x))
 
     def decode(self, key: Array, z: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
         del key  # nothing is drawn below z

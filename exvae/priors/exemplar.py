@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from exvae.distributions import to_unit
 from exvae.models import Terms
@@ -68,10 +68,30 @@ def training_log_prob(
     return log_pz, [Means(batch.index, terms.q.mean), Means(index, means)]
 
 
-def log_prob(model: nn.Module, params: dict, z: Float[Array, "B D"], means: Float[Array, "N D"]) -> Float[Array, " B"]:
-    """Eq. (8) over all of `means`, with no regularizer."""
+class Components(NamedTuple):
+    """The mixture of Eq. (8), or some of its components: `count` stays the number of all."""
+
+    means: Float[Array, "N D"]
+    log_var: Float[Array, ""]  # log sigma^2
+    count: int
+
+    def at(self, index: Int[Array, " C"] | None) -> Components:
+        """Only the components of these exemplars; None: all."""
+        return self if index is None else self._replace(means=self.means[index])
+
+    def centred(self, origin: Float[Array, " D"]) -> Components:
+        """The same mixture as seen from `origin`: distances of codes near it are then sums of small squares."""
+        return self._replace(means=self.means - origin)
+
+
+def components(model: nn.Module, params: dict, means: Float[Array, "N D"]) -> Components:
     del model
-    return exemplar_log_prob(z, means, params["prior"]["log_var"], count=float(len(means)))
+    return Components(means, params["prior"]["log_var"], len(means))
+
+
+def log_prob(mixture: Components, z: Float[Array, "B D"]) -> Float[Array, " B"]:
+    """Eq. (8) over all of the means, with no regularizer."""
+    return exemplar_log_prob(z, mixture.means, mixture.log_var, count=mixture.count)
 
 
 def sample(

@@ -50,9 +50,13 @@ def training_log_prob(
     return vamp_log_prob(terms.z, pseudo_posteriors(model, params)), []
 
 
-def log_prob(model: nn.Module, params: dict, z: Float[Array, "B D"], means: Array | None) -> Float[Array, " B"]:
+def components(model: nn.Module, params: dict, means: Array | None) -> Normal:
     del means
-    return vamp_log_prob(z, pseudo_posteriors(model, params))
+    return pseudo_posteriors(model, params)
+
+
+def log_prob(posteriors: Normal, z: Float[Array, "B D"]) -> Float[Array, " B"]:
+    return vamp_log_prob(z, posteriors)
 
 
 def sample(

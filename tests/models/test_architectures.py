@@ -153,7 +153,8 @@ def small(request):
         key_z1 = jax.random.split(key)[1]
         z1_noise = jax.random.normal(key_z1, (len(x), LOWER))
         prior_noise = jax.random.normal(key, (len(x), LOWER))
-        q_z1, p_z1 = apply(x, terms.z, method="posterior_z1"), apply(terms.z, method="prior_z1")
+        features = apply(x, method="observe").features
+        q_z1, p_z1 = apply(features, terms.z, method="posterior_z1"), apply(terms.z, method="prior_z1")
         z1 = q_z1.mean + jnp.exp(0.5 * q_z1.log_var) * z1_noise
         drawn = p_z1.mean + jnp.exp(0.5 * p_z1.log_var) * prior_noise
         logits = apply(z1, terms.z, method="logits")

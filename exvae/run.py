@@ -1,0 +1,68 @@
+"""A trained model, read back from its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from exvae import config as configs
+from exvae import data, models, sharding, step
+from exvae.checkpoint import Checkpoints
+from exvae.errors import UserError
+
+
+class Run(NamedTuple):
+    """The parameters with the best validation ELBO, and what they were trained on."""
+
+    config: Any
+    workdir: Path
+    dataset: data.Dataset
+    mesh: Mesh
+    model: nn.Module
+    params: dict
+    step: int  # at which the parameters were the best
+
+    @property
+    def key(self) -> jax.Array:
+        """Of everything that is drawn after initialisation."""
+        return step.split_seed(self.config.seed)[2]
+
+
+def read_config(workdir: Path) -> dict:
+    """config.json of a run."""
+    path = workdir / "config.json"
+    if not path.is_file():
+        raise UserError(f"--workdir={workdir} holds no run (no config.json): train one first, or choose another folder")
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is not the config of a run ({error})") from error
+
+
+def open_run(command: Any, workdir: Path) -> Run:
+    """The run in `workdir`, with `eval` and `data.dir` as the command line has them."""
+    config = configs.of_run(command, read_config(workdir), workdir)
+    configs.validate(config)
+    if not (workdir / "checkpoints" / "best").is_dir():
+        raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
+    dataset = data.load(config.data, binarize=config.model.likelihood == "bernoulli")
+    mesh = sharding.make_mesh()
+    model = models.build(config.model, dataset.train.images.shape[1:])
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    like = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
+        jax.eval_shape(lambda: step.init_params(config, model)),
+    )
+    checkpoints = Checkpoints(workdir)
+    try:
+        best = checkpoints.restore_best(like)
+    finally:
+        checkpoints.close()
+    if best is None:
+        raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
+    return Run(config, workdir, dataset, mesh, model, best[1], best[0])
