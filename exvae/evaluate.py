@@ -77,24 +77,25 @@ def main(config: Any, workdir: Path) -> None:
 
 
 def describe(test: dict) -> str:
-    """The test figures in a line or three."""
+    """The test figures in two or three lines."""
+    error = "" if test["log_likelihood_error"] is None else f" ± {test['log_likelihood_error']:.3f}"
     text = (
         f"test  elbo {test['elbo']:.2f}  reconstruction {test['reconstruction']:.2f}  kl {test['kl']:.2f}  "
         f"active units {test['active_units']}\n"
-        f"log-likelihood {test['log_likelihood']:.3f} ± {test['log_likelihood_error']:.3f} (standard error over "
-        f"{test['num_images']} images)  {test['bits_per_dim']:.4f} bits/dim  {test['iwae_samples']} samples"
+        f"log-likelihood {test['log_likelihood']:.3f}{error} (standard error; {test['num_images']} images, "
+        f"{test['iwae_samples']} samples)  {test['bits_per_dim']:.4f} bits/dim"
     )
-    if test["method"] == "pruned" and test["exemplars"]:
+    if "loss" in test:
+        interval = "" if test["loss_low"] is None else f" (95 %: {test['loss_low']:.1e} to {test['loss_high']:.1e})"
         text += (
-            f"\npruned: {test['loss']:.1e} (95 %: {test['loss_low']:.1e} to {test['loss_high']:.1e}) below the value of all "
-            f"{test['exemplars']} exemplars by the audit, an image at most {test['loss_largest']:.1e}; "
-            f"candidates doubled for {test['images_doubled']} images"
+            f"\npruned: {test['loss']:.1e}{interval} below the value of all {test['exemplars']} exemplars (audit); "
+            f"an image at most {test['loss_largest']:.1e}; candidates doubled for {test['images_doubled']} images"
         )
     return text
 
 
 def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dict:
-    """The figures of results.json's `test`. `save` gets those that are quick, and then all of them."""
+    """The figures of results.json's `test`, which `save` writes; the quick ones at once if there are none yet."""
     config, test = run.config, run.dataset.test
     images, means = None, None
     if PRIORS[config.prior.name].USES_EXEMPLARS:
@@ -103,7 +104,8 @@ def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dic
     values = mean_elbo(evaluator, run.params, stream(run.key, TEST), test.images, means)
     values["exemplars"] = 0 if means is None else len(means)
     values["active_units"] = active_units(evaluator.encode_all(run.params, jnp.asarray(test.images)))
-    save(values)
+    if not (run.workdir / "results.json").exists():
+        save(values)
     settings = {
         **config.eval.to_dict(),
         "seed": config.seed,
@@ -128,25 +130,29 @@ def log_likelihood(run: Run, means: Float[Array, "N D"] | None, records: Records
     score_images(run, means, order, records)
     found = [records.get(int(image)) for image in order]
     value, loss = (np.array([record[name] for record in found]) for name in ("log_likelihood", "loss"))
-    error = lambda x: float(np.std(x, ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan  # noqa: E731
     values = {
         "log_likelihood": float(np.mean(value)),
-        "log_likelihood_error": error(value),
+        "log_likelihood_error": standard_error(value),
         "bits_per_dim": float(-np.mean(value) / (math.prod(run.model.image_shape) * math.log(2))),
         "num_images": len(order),
         "iwae_samples": config.eval.iwae_samples,
         "method": config.eval.method,
     }
     if config.eval.method == "pruned" and means is not None:
-        half = 1.96 * error(loss)
+        mean, error = float(np.mean(loss)), standard_error(loss)
         values |= {
-            "loss": float(np.mean(loss)),
-            "loss_low": max(0.0, float(np.mean(loss)) - half),
-            "loss_high": float(np.mean(loss)) + half,
+            "loss": mean,
+            "loss_low": None if error is None else max(0.0, mean - 1.96 * error),
+            "loss_high": None if error is None else mean + 1.96 * error,
             "loss_largest": float(np.max(loss)),
             "images_doubled": sum(record["candidates"] > config.eval.candidates for record in found),
         }
     return values
+
+
+def standard_error(values: Float[np.ndarray, " n"]) -> float | None:
+    """Of the mean; one value has none."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 def subset(seed: int, num_test: int, num_images: int) -> Int[np.ndarray, " n"]:

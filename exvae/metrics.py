@@ -97,7 +97,7 @@ class MetricsWriter:
     def write(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None:
         print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=self._file, flush=True)
         for name, value in values.items():
-            if not isinstance(value, str):
+            if isinstance(value, int | float):
                 self._events.add_scalar(f"{split}/{name}", value, step)
         self._events.flush()
 
