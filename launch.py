@@ -10,7 +10,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from exvae import config as configs
-from exvae import evaluate, train
+from exvae import evaluate, pixels, train
 from exvae.errors import UserError
 
 TASKS = {"train": train.main, "evaluate": evaluate.main}
@@ -38,7 +38,8 @@ def parse(argv: list[str]) -> None:
     try:
         rest = flags.FLAGS(argv)[1:]
     except flags.Error as error:
-        raise UserError(" ".join(str(error).split())) from error
+        # What an experiment raises comes as the text of a traceback, its own words last.
+        raise UserError(str(error).rpartition("UserError: ")[2]) from error
     if CONFIG.value is None:
         raise UserError("which experiment? --config=experiments/quickstart.py, or another file of that folder")
     path = Path(experiment()[0])
@@ -52,7 +53,8 @@ def parse(argv: list[str]) -> None:
 def main(argv: list[str]) -> int:
     try:
         parse(argv)
-        TASKS[TASK.value](CONFIG.value, Path(WORKDIR.value or default_workdir()))
+        task = pixels.main if CONFIG.value.model.architecture == configs.PARZEN else TASKS[TASK.value]
+        task(CONFIG.value, Path(WORKDIR.value or default_workdir()))
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -8,34 +8,40 @@ from exvae import config as configs
 from exvae.errors import UserError
 from exvae.priors import PRIORS
 
-ARGUMENTS = {"prior": tuple(PRIORS), "recipe": ("paper", "fast")}  # the first is the default
+RECIPES = ("paper", "fast")
+ARGUMENTS = {"prior": tuple(PRIORS), "recipe": RECIPES}
 
 
-def parse(argument: str) -> dict[str, str]:
-    """'prior=vamp,recipe=fast' to a dict with every key of ARGUMENTS."""
-    values = {key: allowed[0] for key, allowed in ARGUMENTS.items()}
+def parse(argument: str, allowed: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    """'prior=vamp,recipe=fast' to a dict with every key of `allowed`; the first of a key's values is its default."""
+    values = {key: choices[0] for key, choices in allowed.items()}
     for item in filter(None, argument.split(",")):
         key, _, value = item.partition("=")
-        if key not in ARGUMENTS:
-            raise UserError(f"--config=...:{item}: {key!r} is not one of {', '.join(ARGUMENTS)}")
-        if value not in ARGUMENTS[key]:
-            near = configs.nearest_name(value, ARGUMENTS[key])
-            raise UserError(f"--config=...:{item}: {key} must be one of {', '.join(ARGUMENTS[key])}{near}")
+        if key not in allowed:
+            near = configs.nearest_name(key, tuple(allowed))
+            raise UserError(f"--config=...:{item}: {key!r} is not one of {', '.join(allowed)}{near}")
+        if value not in allowed[key]:
+            near = configs.nearest_name(value, allowed[key])
+            raise UserError(f"--config=...:{item}: {key} must be one of {', '.join(allowed[key])}{near}")
         values[key] = value
     return values
 
 
 def paper_config(data_name: str, architecture: str, argument: str) -> ml_collections.ConfigDict:
     """The paper's settings for one cell of its Table 3."""
-    values = parse(argument)
+    return build(data_name, architecture, **parse(argument, ARGUMENTS))
+
+
+def build(data_name: str, architecture: str, *, prior: str, recipe: str) -> ml_collections.ConfigDict:
+    """The paper's settings, for experiments that parse arguments of their own."""
     config = configs.get_config()
     config.data.name = data_name
     config.model.architecture = architecture
-    config.prior.name = values["prior"]
+    config.prior.name = prior
     config.prior.num_pseudo_inputs = 1000 if data_name == "omniglot" else 500
     # The paper trains the dense architectures on all M exemplars and only the convolutional ones with RAT.
     config.retrieval.search = "exact" if architecture == "convhvae" else "none"
-    if values["recipe"] == "fast":
+    if recipe == "fast":
         _fast(config)
     return config
 

@@ -14,6 +14,7 @@ from exvae.errors import UserError
 from exvae.models import ARCHITECTURES
 from exvae.priors import PRIORS
 
+PARZEN = "parzen"  # architecture of the baseline in pixel space, `exvae/pixels.py`
 # Fields that a resumed run may change: they do not alter the steps that were already taken.
 FREE_ON_RESUME = ("data.dir", "train.epochs", "train.patience", "train.checkpoint_minutes", "eval.*")
 
@@ -32,11 +33,11 @@ def get_config() -> ml_collections.ConfigDict:
     data.num_images = 10_000  # glyphs: how many to draw
 
     config.model = model = ml_collections.ConfigDict()
-    model.architecture = "vae"  # vae, hvae, convhvae
+    model.architecture = "vae"  # vae, hvae, convhvae; parzen: no model, a Parzen window on pixels
     model.latent_dim = 40  # of z (z2 in the hierarchical architectures)
     model.lower_latent_dim = 0  # of z1; 0: as latent_dim
     model.hidden_dim = 300  # units of a dense hidden layer
-    model.likelihood = "bernoulli"  # p(x|z): bernoulli
+    model.likelihood = "bernoulli"  # p(x|z): bernoulli; kernel of parzen: bernoulli, gaussian
 
     config.prior = prior = ml_collections.ConfigDict()
     prior.name = "exemplar"  # gaussian, vamp, exemplar
@@ -97,8 +98,9 @@ def _at_least(field: str, value: float, low: float) -> None:
 def validate(config: Any) -> None:
     """Check everything that can be checked before the data are read."""
     datasets.check_name(config.data.name)
-    _one_of("model.architecture", config.model.architecture, tuple(ARCHITECTURES))
-    _one_of("model.likelihood", config.model.likelihood, ("bernoulli",))
+    _one_of("model.architecture", config.model.architecture, (*ARCHITECTURES, PARZEN))
+    likelihoods = ("bernoulli", "gaussian") if config.model.architecture == PARZEN else ("bernoulli",)
+    _one_of("model.likelihood", config.model.likelihood, likelihoods)
     _one_of("prior.name", config.prior.name, tuple(PRIORS))
     _one_of("retrieval.search", config.retrieval.search, ("none", "exact", "scann"))
     _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))

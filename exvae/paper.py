@@ -1,7 +1,8 @@
 """The paper's numbers (Norouzi et al., 2020, arXiv:2004.04795), so that runs can be set beside them.
 
-LOG_LIKELIHOOD is tab:loglikelihood, WITHOUT_LEAVE_ONE_OUT table-log-like, SUBSAMPLING table:ablation-subsampling; of the
-supplement, KL_AND_RECONSTRUCTION is tab:reconst_kl and ACTIVE_UNITS tab:posterior_collapse. Nats per test image.
+By the labels in its source, LOG_LIKELIHOOD is tab:loglikelihood, WITHOUT_LEAVE_ONE_OUT table-log-like, SUBSAMPLING
+table:ablation-subsampling; of the supplement, KL_AND_RECONSTRUCTION is tab:reconst_kl and ACTIVE_UNITS
+tab:posterior_collapse. Nats per test image.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def row_of(name: str, results: dict) -> Row:
         data=config["data"]["name"],
         architecture=f"parzen ({config['model']['likelihood']})" if parzen else config["model"]["architecture"],
         prior="-" if parzen else _prior(config, test),
-        epoch=_count(results.get("best_epoch")),
+        epoch="-" if parzen else _count(results.get("best_epoch")),
         log_likelihood=_nats(ours, test.get("log_likelihood_error")) + ("†" if density and ours is not None else ""),
         images=_count(test.get("num_images")),
         elbo=_nats(test.get("elbo")),
@@ -109,7 +109,8 @@ def read_rows(folders: Sequence[Path]) -> list[Row]:
         if folder.is_file():  # runs/* also matches log files
             continue
         try:
-            rows.append(row_of(folder.absolute().name, json.loads((folder / "results.json").read_text(encoding="utf-8"))))
+            results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+            rows.append(row_of(folder.absolute().name, results))
         except OSError as error:
             _complain(f"warning: {folder}: skipped, no results.json to read ({error.strerror})")
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from exvae import config as configs
+from exvae import paper
 from exvae.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +49,67 @@ def test_experiment_defaults_are_the_papers(name):
     assert config.retrieval.search == ("exact" if "conv" in name else "none")
     assert config.prior.num_pseudo_inputs == (1000 if "omniglot" in name else 500)
     assert configs.resolve(config, 50_000).prior.num_exemplars == 25_000
+
+
+@pytest.mark.parametrize(
+    ("argument", "data", "m", "leave_one_out"),
+    [
+        ("", "mnist", 50_000, True),
+        ("leave_one_out=false", "mnist", 50_000, False),
+        ("data=omniglot", "omniglot", 23_000, True),
+        ("data=omniglot,leave_one_out=false", "omniglot", 23_000, False),
+    ],
+)
+def test_ablation_of_leave_one_out(argument, data, m, leave_one_out):
+    check_ablation("ablation_loo", argument, data, m, leave_one_out)
+
+
+@pytest.mark.parametrize("data", ["mnist", "omniglot"])
+@pytest.mark.parametrize("fraction", ["1", "0.5", "0.2", "0.1"])
+def test_ablation_of_subsampling(data, fraction):
+    m = {"mnist": [50_000, 25_000, 10_000, 5_000], "omniglot": [23_000, 11_500, 4_600, 2_300]}
+    expected = m[data][["1", "0.5", "0.2", "0.1"].index(fraction)]
+    check_ablation("ablation_subsampling", f"data={data},fraction={fraction}", data, expected, True)
+
+
+def test_ablation_of_subsampling_defaults_to_half_of_mnist():
+    check_ablation("ablation_subsampling", "", "mnist", 25_000, True)
+
+
+def check_ablation(name, argument, data, m, leave_one_out):
+    """Valid with both recipes, the paper's settings but for M and leave-one-out, and a cell of the paper's tables."""
+    module = importlib.import_module(f"experiments.{name}")
+    cells = []
+    for recipe, search in (("paper", "none"), ("fast", "exact")):
+        config = module.get_config(",".join(filter(None, [argument, "recipe=fast" if recipe == "fast" else ""])))
+        configs.validate(config)
+        config = configs.resolve(config, paper.NUM_TRAIN[data])
+        assert (config.data.name, config.model.architecture, config.prior.name) == (data, "vae", "exemplar")
+        assert (config.prior.num_exemplars, config.prior.leave_one_out) == (m, leave_one_out)
+        assert (config.retrieval.search, config.optim.schedule == "cosine") == (search, recipe == "fast")
+        cells.append(paper.cell(config.to_dict(), None))
+    assert cells[0] == cells[1] and f"{cells[0].log_likelihood:.2f}" in module.__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "message"),
+    [
+        ("ablation_loo", "leave_one_out=True", "must be one of true, false; did you mean 'true'?"),
+        ("ablation_loo", "data=mnst", "data must be one of mnist, omniglot; did you mean 'mnist'?"),
+        ("ablation_loo", "data=fashion_mnist", "data must be one of mnist, omniglot"),
+        ("ablation_loo", "fraction=1", "'fraction' is not one of data, leave_one_out, recipe"),
+        ("ablation_loo", "prior=vamp", "'prior' is not one of"),
+        ("ablation_subsampling", "fraction=.2", "fraction must be one of 0.5, 1, 0.2, 0.1; did you mean '0.2'?"),
+        ("ablation_subsampling", "fraction", "fraction must be one of"),
+        ("ablation_subsampling", "recipe=quick", "recipe must be one of paper, fast"),
+        ("ablation_subsampling", "fractions=1", "did you mean 'fraction'?"),
+        ("mnist_vae", "prior=vam", "prior must be one of exemplar, gaussian, vamp; did you mean 'vamp'?"),
+        ("mnist_vae", "data=mnist", "'data' is not one of prior, recipe"),
+    ],
+)
+def test_bad_arguments_of_an_experiment_are_refused(name, argument, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        importlib.import_module(f"experiments.{name}").get_config(argument)
 
 
 def test_resolve_leaves_the_given_config_alone_and_checks_ranges():

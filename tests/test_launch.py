@@ -44,6 +44,15 @@ def files(folder: Path) -> dict:
         ("--config=experiments/mnist_va.py", "no such file; did you mean 'experiments/mnist_vae.py'"),
         ("--config=experiments/quickstart.py:prior=vamb", "did you mean 'vamp'"),
         ("--config=experiments/quickstart.py:priors=vamp", "'priors' is not one of"),
+        ("--config=experiments/mnist_parzen.py:kernel=gausian", "did you mean 'gaussian'"),
+        ("--config.model.architecture=vae --config.model.likelihood=gaussian", "must be one of bernoulli"),
+        ("--config.eval.method=prune", "did you mean 'pruned'"),
+        ("--config.eval.exemplars=trian", "did you mean 'train'"),
+        ("--config.eval.exemplars=npz:missing.npz", "missing.npz: no such file"),
+        ("--config.eval.iwae_samples=0", "at least 1"),
+        ("--config.eval.candidates=0", "at least 1"),
+        ("--config.eval.tolerance=-1", "at least 0"),
+        ("--task=evaluate", "holds no run"),
         ("surprise", "surprise"),
         ("--config.prior.num_exemplars=4001", "must lie in 2..4000"),
         ("--config.prior.num_exemplars=1", "must lie in 2..4000"),
@@ -63,6 +72,7 @@ def test_bad_argument_is_one_line_and_exit_code_2(capsys, tmp_path, argument, sa
     assert said in err
     assert err.count("\n") == 1
     assert err.startswith("error: ")
+    assert "Traceback" not in err
     assert not files(tmp_path)
 
 

@@ -1,0 +1,137 @@
+"""Parzen windows in pixel space, Eq. (2): the baseline that the paper starts from. Nothing is trained but a bandwidth.
+
+gaussian   N(x | x_n, sigma^2 I) on grey pixels; its density cannot be compared with probabilities of binary images
+bernoulli  each pixel of a binarized exemplar is flipped with probability epsilon; its nats can
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, UInt8
+
+from exvae import config as configs
+from exvae import data, metrics
+from exvae.data import splits
+from exvae.distributions import to_unit
+from exvae.evaluate import standard_error, subset
+
+BATCH = 500  # images at a time
+BLOCK = 2048  # exemplars at a time
+GRID = 16  # bandwidths tried in one pass over the exemplars
+
+
+class Kernel(NamedTuple):
+    """log k(x, x_n) = log_constant - rate ||x - x_n||^2, both functions of the bandwidth."""
+
+    bandwidths: tuple[float, float]  # where to look for the best
+    rate: Callable
+    log_constant: Callable  # per pixel
+
+
+KERNELS = {
+    "gaussian": Kernel((0.02, 1.0), lambda s: 0.5 / s**2, lambda s: -0.5 * np.log(2 * np.pi * s**2)),
+    "bernoulli": Kernel((1e-4, 0.4), lambda e: np.log((1 - e) / e), lambda e: np.log(1 - e)),
+}
+
+
+@jax.jit
+def log_window(
+    x: UInt8[Array, "B ..."], exemplars: UInt8[Array, "N ..."], rates: Float[Array, " G"]
+) -> Float[Array, "G B"]:
+    """log 1/N sum_n exp(-rate ||x - x_n||^2) for every rate at once, streamed over blocks of exemplars.
+
+    All rates share the products, and the smallest distance so far as the shift of their running sums.
+    """
+    count = len(exemplars)
+    block = min(BLOCK, count)
+    x, exemplars = to_unit(x).reshape(len(x), -1), exemplars.reshape(count, -1)
+    blocks = jnp.pad(exemplars, ((0, -count % block), (0, 0))).reshape(-1, block, x.shape[1])
+    there = (jnp.arange(blocks.shape[0] * block) < count).reshape(-1, block)
+
+    def add(carry, tile):
+        least, totals = carry  # (B,), (G, B)
+        means = to_unit(tile[0])
+        products = jnp.matmul(x, means.T, precision=lax.Precision.HIGHEST)
+        squares = jnp.sum(jnp.square(x), -1)[:, None] + jnp.sum(jnp.square(means), -1) - 2.0 * products
+        squares = jnp.where(tile[1], jnp.maximum(squares, 0.0), jnp.inf)  # (B, block)
+        new_least = jnp.minimum(least, jnp.min(squares, -1))
+
+        def add_rate(args):
+            rate, total = args
+            return total * jnp.exp(rate * (new_least - least)) + jnp.sum(
+                jnp.exp(rate * (new_least[:, None] - squares)), -1
+            )
+
+        return (new_least, lax.map(add_rate, (rates, totals))), None
+
+    start = (jnp.full(len(x), jnp.finfo(jnp.float32).max), jnp.zeros((len(rates), len(x))))
+    (least, totals), _ = lax.scan(add, start, (blocks, there))
+    return jnp.log(totals) - rates[:, None] * least - math.log(count)  # Eq. (2)
+
+
+def log_likelihoods(
+    kernel: Kernel, images: UInt8[np.ndarray, "n ..."], exemplars: UInt8[Array, "N ..."], bandwidths: np.ndarray
+) -> Float[np.ndarray, "G n"]:
+    """log p(x | X, bandwidth) of every image under every bandwidth."""
+    size = min(BATCH, len(images))
+    rates = jnp.asarray(kernel.rate(bandwidths), jnp.float32)
+    parts = []
+    for start in range(0, len(images), size):
+        batch = images[start : start + size]
+        padding = [(0, size - len(batch))] + [(0, 0)] * (images.ndim - 1)  # one shape, one compilation
+        parts.append(np.asarray(log_window(np.pad(batch, padding), exemplars, rates), np.float64))
+    pixels = math.prod(images.shape[1:])
+    return np.concatenate(parts, axis=1)[:, : len(images)] + pixels * kernel.log_constant(bandwidths)[:, None]
+
+
+def choose_bandwidth(kernel: Kernel, valid: UInt8[np.ndarray, "n ..."], exemplars: UInt8[Array, "N ..."]) -> float:
+    """The best on validation: a grid over the whole range, then one between the neighbours of its best point."""
+    low, high = kernel.bandwidths
+    for _ in range(2):
+        grid = np.geomspace(low, high, GRID)
+        values = log_likelihoods(kernel, valid, exemplars, grid).mean(axis=1)
+        best = int(np.argmax(values))
+        print(f"valid log-likelihood {values[best]:.3f} at bandwidth {grid[best]:.5f}", flush=True)
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
+    return float(grid[best])
+
+
+def main(config: Any, workdir: Path) -> None:
+    """The task of `experiments/*_parzen.py`: choose the bandwidth, score the test images, write results.json."""
+    began = time.monotonic()
+    configs.validate(config)
+    binary = config.model.likelihood == "bernoulli"
+    kernel = KERNELS[config.model.likelihood]
+    dataset = data.load(config.data, binarize=binary)
+    exemplars = data.load_exemplars(config.eval.exemplars, config.data, dataset.train)
+    if binary:
+        exemplars = splits.draw_binary(np.random.RandomState(config.seed), exemplars)
+    metrics.open_workdir(workdir, config.to_dict())
+    exemplars = jnp.asarray(exemplars)
+    print(f"{config.data.name}, {config.model.likelihood} window, {len(exemplars)} exemplars -> {workdir}", flush=True)
+    bandwidth = choose_bandwidth(kernel, dataset.valid.images, exemplars)
+    order = subset(config.seed, len(dataset.test), config.eval.num_images)
+    values = log_likelihoods(kernel, dataset.test.images[order], exemplars, np.array([bandwidth]))[0]
+    test = {
+        "log_likelihood": float(np.mean(values)),
+        "log_likelihood_error": standard_error(values),
+        "num_images": len(values),
+        "exemplars": len(exemplars),
+        "bandwidth": bandwidth,
+    }
+    if binary:
+        test["bits_per_dim"] = float(-np.mean(values) / (math.prod(exemplars.shape[1:]) * math.log(2)))
+    metrics.append_metrics(workdir, 0, 0, "test", test)
+    metrics.update_results(workdir, config, 0, test, time.monotonic() - began)
+    what = "log-likelihood" if binary else "log-density"
+    error = "" if len(values) == 1 else f" ± {test['log_likelihood_error']:.3f} (standard error)"
+    print(f"test {what} {test['log_likelihood']:.3f}{error}, {len(values)} images\nfigures  {workdir}/results.json")
