@@ -155,7 +155,7 @@ class Countdown:
     def __init__(self, total: int, text: str):
         self._total, self._text = total, text
         self._terminal = sys.stdout.isatty()
-        self._began = self._shown = time.monotonic()
+        self._start = self._began = self._shown = time.monotonic()
         self._first = 0
 
     def show(self, done: int) -> None:
@@ -165,16 +165,15 @@ class Countdown:
         if now - self._shown < (0.5 if self._terminal else 60.0) or done == self._first:
             return
         self._shown = now
-        self._print(done, now, end="" if self._terminal else "\n")
-
-    def _print(self, done: int, now: float, end: str) -> None:
         rate = (done - self._first) / max(now - self._began, 1e-9)
-        left = f"  {rate:.1f} images/s  {clock((self._total - done) / rate)} left" if rate else ""
-        text = f"{self._text}  {done} / {self._total}{left}"
-        print(f"\r\x1b[K{text}" if self._terminal else text, end=end, flush=True)
+        left = clock((self._total - done) / rate)
+        self._print(f"{done} / {self._total}  {rate:.1f} images/s  {left} left", end="" if self._terminal else "\n")
+
+    def _print(self, text: str, end: str) -> None:
+        print(("\r\x1b[K" if self._terminal else "") + f"{self._text}  {text}", end=end, flush=True)
 
     def end(self) -> None:
-        self._print(self._total, time.monotonic(), end="\n")
+        self._print(f"{self._total} images in {clock(time.monotonic() - self._start)}", end="\n")
 
 
 def clock(seconds: float) -> str:

@@ -35,7 +35,7 @@ class Records:
         lines = self.path.read_text().split("\n")[:-1] if self.path.exists() else []  # what follows the last newline
         self._images: dict[int, dict] = {}
         for line in lines[1:] if lines[:1] == [header] else []:
-            with contextlib.suppress(ValueError, KeyError):  # not a record: the image is done again
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # not a record: the image is done again
                 record = json.loads(line)
                 self._images[record["image"]] = record
         temporary = self.path.with_suffix(".tmp")

@@ -234,5 +234,6 @@ def test_mnist_reaches_a_sane_elbo_in_one_epoch(tmp_path):
 
     config = configs.get_config()
     config.data.name, config.retrieval.search, config.train.epochs = "mnist", "exact", 1
+    config.eval.num_images = 10
     results = train.train(config, tmp_path)
     assert -200 < results["test"]["elbo"] < -150
