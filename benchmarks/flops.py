@@ -1,4 +1,4 @@
-"""Floating point operations that a training step cannot do without: products and convolutions, no recomputation."""
+"""Floating point operations that cannot be done without: products and convolutions, no recomputation."""
 
 from __future__ import annotations
 
@@ -49,6 +49,34 @@ def training_flops(model: nn.Module, method: str, batch: int, *, learned_images:
         total = 0  # what initialisation called does not count
         jax.eval_shape(apply, params, jnp.zeros((batch, *model.image_shape)))
     return total
+
+
+def sample_flops(model: nn.Module) -> int:
+    """One importance sample of an image: everything below its encoders."""
+    total = 0
+
+    def record(call, args, kwargs, context):
+        nonlocal total
+        out = call(*args, **kwargs)
+        if isinstance(context.module, Dense | Conv | GatedConv) and context.method_name == "__call__":
+            total += layer_flops(context.module, args[0], out)
+        return out
+
+    params = jax.eval_shape(lambda: models.init(jax.random.key(0), model))
+    x = jnp.zeros((1, *model.image_shape))
+    seen = jax.eval_shape(lambda p: model.apply({"params": p}, x, method="observe"), params)
+    with nn.intercept_methods(record):
+        jax.eval_shape(lambda p, seen: model.apply({"params": p}, jax.random.key(0), seen, method="draw"), params, seen)
+    return total
+
+
+def image_gflop(config: Any, model: nn.Module, num_exemplars: int, candidates: int) -> float:
+    """Log-likelihood of one image: S samples against the candidates, and the audit against all exemplars."""
+    samples, dim = config.eval.iwae_samples, config.model.latent_dim
+    total = samples * sample_flops(model) + 2 * samples * candidates * dim
+    if candidates < num_exemplars:
+        total += 2 * num_exemplars * dim * (1 + 2 * config.eval.audit)  # distances, and two audits
+    return total / 1e9
 
 
 def _reads_image(module: nn.Module) -> bool:
