@@ -17,6 +17,7 @@ lint: $(VENV)/installed-dev
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.train_step
+	$(BIN)/python -m benchmarks.likelihood
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)

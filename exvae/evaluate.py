@@ -194,7 +194,8 @@ def _score(run: Run, components: Any, scorer: Any, images: list[int], candidates
         batch = sharding.split_batch(run.mesh, (run.dataset.test.images[padded], padded))
         scores = jax.device_get(scorer(run.params, components, key, *batch))
         if not np.all(np.isfinite(scores.log_likelihood)):
-            raise FloatingPointError(f"the log-likelihood of test image {index[0]} is not finite")
+            bad = padded[~np.isfinite(scores.log_likelihood)][0]
+            raise FloatingPointError(f"the log-likelihood of test image {bad} is not finite")
         rows = zip(index.tolist(), *(np.minimum(a, 1e30).tolist() for a in scores), strict=False)
         records.add(
             [
