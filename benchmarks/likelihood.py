@@ -3,7 +3,7 @@
 python -m benchmarks.likelihood [--out=FILE.json]                    against N (synthetic means) and S
 python -m benchmarks.likelihood --workdir=runs/mnist --images=200    on a trained run: exact against pruned
 
-The first needs no data: the dense VAE at its real size and N random means. The second scores the same images both
+The first needs no data: a model at its real size (--architecture) and N random means. The second scores the same images both
 ways, in turns, with the same samples: what pruning loses, what the audit says of it, and what it gains. All times are
 medians of variants that take turns in one run, because the speed of a shared machine wanders.
 """
@@ -29,6 +29,7 @@ from exvae.priors import exemplar
 
 EXEMPLARS = flags.DEFINE_list("exemplars", ["10000", "50000", "100000", "1000000"], "N, numbers of synthetic means")
 SAMPLES = flags.DEFINE_list("samples", ["500", "5000"], "S, importance samples")
+ARCHITECTURE = flags.DEFINE_string("architecture", "vae", "vae, hvae, convhvae")
 REPEATS = flags.DEFINE_integer("repeats", 9, "times that a fast variant is measured; a slow one at least twice")
 WORKDIR = flags.DEFINE_string("workdir", "", "folder of a trained run with the exemplar prior")
 IMAGES = flags.DEFINE_integer("images", 200, "test images of the run to score")
@@ -65,7 +66,7 @@ def synthetic() -> list[dict]:
         means = jnp.asarray(rng.normal(size=(num_exemplars, 40)).astype(np.float32))
         for samples in map(int, SAMPLES.value):
             config = configs.get_config()
-            config.eval.iwae_samples = samples
+            config.eval.iwae_samples, config.model.architecture = samples, ARCHITECTURE.value
             model = models.build(config.model, (28, 28, 1))
             params = jax.jit(lambda c=config, m=model: step.init_params(c, m))()
             args = (params, exemplar.components(model, params, means), jax.random.key(0), image, jnp.arange(1))

@@ -47,7 +47,7 @@ def build(data_name: str, architecture: str, *, prior: str, recipe: str) -> ml_c
 
 
 def _fast(config: ml_collections.ConfigDict) -> None:
-    """RAT and a cosine decay: the paper's numbers in a fraction of its epochs."""
+    """RAT and a cosine decay: near the paper's numbers in a fraction of its epochs (README, Numbers)."""
     omniglot = config.data.name == "omniglot"
     config.retrieval.search = "exact"
     config.optim.schedule = "cosine"

@@ -40,16 +40,17 @@ class Checkpoints:
             self._best.wait_until_finished()  # the state knows which epoch was best: those parameters must be there
         _save(self._latest, step, state, meta)
 
-    def save_best(self, step: int, params: Any) -> None:
-        _save(self._best, step, params, {})
+    def save_best(self, step: int, params: Any, meta: dict) -> None:
+        _save(self._best, step, params, meta)
 
     def restore_latest(self, like: Any) -> tuple[Any, dict] | None:
         """The newest readable state, shaped and placed as `like`, and its meta; None in a fresh folder."""
-        return _restore(self._latest, like)
+        restored = _restore(self._latest, like)
+        return restored and restored[1:]
 
-    def restore_best(self, like: Any) -> tuple[int, Any] | None:
-        restored = _restore(self._best, like)
-        return restored and (self._best.latest_step(), restored[0])
+    def restore_best(self, like: Any) -> tuple[int, Any, dict] | None:
+        """The newest readable parameters, with their step and meta; None if there are none."""
+        return _restore(self._best, like)
 
     def wait(self) -> None:
         """Until everything that was saved is on the disk."""
@@ -109,7 +110,7 @@ def _set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
     return aside
 
 
-def _restore(manager: ocp.CheckpointManager, like: Any) -> tuple[Any, dict] | None:
+def _restore(manager: ocp.CheckpointManager, like: Any) -> tuple[int, Any, dict] | None:
     steps = sorted(manager.all_steps(), reverse=True)
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     args = ocp.args.Composite(state=ocp.args.StandardRestore(like), meta=ocp.args.JsonRestore())
@@ -123,7 +124,7 @@ def _restore(manager: ocp.CheckpointManager, like: Any) -> tuple[Any, dict] | No
         for bad in damaged:  # only now: where none can be read the fault may lie elsewhere, and nothing is moved
             aside = _set_aside(manager, bad)
             print(f"warning: the checkpoint of step {bad} is damaged (moved to {aside}); going back to step {step}")
-        return restored["state"], restored["meta"]
+        return step, restored["state"], restored["meta"]
     if damaged:
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
         raise UserError(f"no readable checkpoint in {manager.directory} ({reasons})")

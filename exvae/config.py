@@ -106,7 +106,7 @@ def validate(config: Any) -> None:
     _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))
     _one_of("optim.schedule", config.optim.schedule, ("constant", "cosine"))
     _one_of("eval.method", config.eval.method, ("pruned", "exact"))
-    if not config.eval.exemplars.startswith("npz:"):
+    if not config.eval.exemplars.startswith("npz:") or config.eval.exemplars == "npz:":
         _one_of("eval.exemplars", config.eval.exemplars, ("train", "train+valid", "npz:PATH"))
     _at_least("seed", config.seed, 0)
     lowest = {
@@ -166,7 +166,10 @@ def of_run(command: Any, stored: dict, workdir: Any) -> ml_collections.ConfigDic
     if found:
         raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
     known = _flat(config.to_dict())
-    config.update_from_flattened_dict({field: value for field, value in fields.items() if field in known})
+    try:
+        config.update_from_flattened_dict({field: value for field, value in fields.items() if field in known})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{workdir}/config.json is not the config of a run ({error})") from error
     config.eval = command.eval
     config.data.dir = command.data.dir or config.data.dir
     return config

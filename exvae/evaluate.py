@@ -35,11 +35,15 @@ class Evaluator(NamedTuple):
 
 
 def make_evaluator(config: Any, model: nn.Module) -> Evaluator:
+    exactly = jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
+
     @jax.jit
+    @exactly
     def encode_all(params: dict, images: UInt8[Array, "N H W C"]) -> Float[Array, "N D"]:
         return encode_means(model, params["model"], images, jnp.arange(len(images)))
 
     @jax.jit
+    @exactly
     def elbo_batch(params: dict, key: Array, images: UInt8[Array, "B H W C"], means: Array | None) -> Elbo:
         return evaluation_elbo(key, config, model, params, images, means)
 
@@ -89,7 +93,7 @@ def describe(test: dict) -> str:
         interval = "" if test["loss_low"] is None else f" (95 %: {test['loss_low']:.1e} to {test['loss_high']:.1e})"
         text += (
             f"\npruned: {test['loss']:.1e}{interval} below the value of all {test['exemplars']} exemplars (audit); "
-            f"an image at most {test['loss_largest']:.1e}; candidates doubled for {test['images_doubled']} images"
+            f"largest of an image {test['loss_largest']:.1e}; candidates doubled for {test['images_doubled']} images"
         )
     return text
 
@@ -106,21 +110,31 @@ def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dic
     values["active_units"] = active_units(evaluator.encode_all(run.params, jnp.asarray(test.images)))
     if not (run.workdir / "results.json").exists():
         save(values)
-    settings = {
-        **config.eval.to_dict(),
-        "seed": config.seed,
-        "exemplars": fingerprint(images),
-        "test": fingerprint(test.images),
-        "params": fingerprint(run.params),
-    }
-    del settings["num_images"]  # more images go on from fewer
-    records = Records(run.workdir, settings)
+    records = Records(run.workdir, settings_of(run, images))
     try:
         values |= log_likelihood(run, means, records)
     finally:
         records.close()
+    # results.json has the last evaluation; each kind has its own summary beside its records.
+    metrics.write_json(records.path.with_suffix(".json"), {"eval": config.eval.to_dict(), "test": values})
     save(values)
     return values
+
+
+def settings_of(run: Run, exemplars: UInt8[np.ndarray, "N H W C"] | None) -> dict:
+    """All that a recorded figure depends on."""
+    options = run.config.eval
+    settings = {
+        "iwae_samples": options.iwae_samples,
+        "seed": run.config.seed,
+        "test": fingerprint(run.dataset.test.images),
+        "params": fingerprint(run.params),
+    }
+    if exemplars is not None:
+        settings |= {"method": options.method, "exemplars": fingerprint(exemplars)}
+    if exemplars is not None and options.method == "pruned":
+        settings |= {name: options[name] for name in ("candidates", "audit", "tolerance")}
+    return settings
 
 
 def log_likelihood(run: Run, means: Float[Array, "N D"] | None, records: Records) -> dict:
@@ -164,7 +178,7 @@ def subset(seed: int, num_test: int, num_images: int) -> Int[np.ndarray, " n"]:
 def score_images(run: Run, means: Float[Array, "N D"] | None, order: Int[np.ndarray, " n"], records: Records) -> None:
     """Record every image of `order` that is not yet recorded, with as many candidates as its audit asks for."""
     config, prior = run.config, PRIORS[run.config.prior.name]
-    components = jax.jit(lambda params: prior.components(run.model, params, means))(run.params)
+    components = jax.jit(functools.partial(prior.components, run.model))(run.params, means)
     num_exemplars = 0 if means is None else len(means)
     first = min(config.eval.candidates, num_exemplars) if config.eval.method == "pruned" else num_exemplars
 

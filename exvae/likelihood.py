@@ -24,7 +24,7 @@ class Scores(NamedTuple):
     """What importance sampling says of a batch of images."""
 
     log_likelihood: Float[Array, " B"]  # IWAE; a lower bound of its own exact value where exemplars were left out
-    excess: Float[Array, " B"]  # audit: estimate of exp(exact - pruned) - 1, decides whether candidates are doubled
+    excess: Float[Array, " B"]  # audit: estimate of exact - pruned; decides whether candidates are doubled
     loss: Float[Array, " B"]  # the same from draws that decided nothing, so that choosing does not bias it: to report
 
 
@@ -38,6 +38,7 @@ def make_scorer(config: Any, model: nn.Module, mesh: Mesh, *, candidates: int | 
     """
     prior = PRIORS[config.prior.name]
 
+    @jax.default_matmul_precision("highest")  # an accelerator would round the factors of the networks' products
     def score(params, components, key, images: UInt8[Array, "1 H W C"], index: Int[Array, " 1"]) -> Scores:
         key_samples, key_audit = jax.random.split(jax.random.fold_in(key, index[0]))
         seen = model.apply({"params": params["model"]}, to_unit(images), method="observe")
@@ -52,7 +53,8 @@ def make_scorer(config: Any, model: nn.Module, mesh: Mesh, *, candidates: int | 
         samples = draw_samples(key_samples, config, model, params, seen, lambda z: prior.log_prob(counted, z - origin))
         excess = jnp.zeros(2)
         if chosen is not None:
-            excess = jnp.mean(audit(key_audit, samples, components, chosen, (2, config.eval.audit)), axis=-1)
+            added = audit(key_audit, samples, components, chosen, (2, config.eval.audit))
+            excess = jnp.log1p(jnp.mean(added, axis=-1))  # nats
         return Scores(log_mean_exp(samples.log_w)[None], excess[:1], excess[1:])
 
     return jax.jit(sharding.over_images(mesh, score))
@@ -98,8 +100,8 @@ def audit(
     """What all other exemplars add to samples drawn in proportion to their weight, relative to what was counted.
 
     With w_s the normalised weights under the chosen exemplars, sum_s w_s (all_s / chosen_s) = exp(exact - pruned): the
-    mean over draws from w is an unbiased estimate of it. The terms that were left out are summed by themselves, so that
-    the smallest loss is not rounded away and none is negative.
+    mean over draws from w is an unbiased estimate of that less one. The terms that were left out are summed by
+    themselves, so that the smallest loss is not rounded away and none is negative.
     """
     pick = jax.random.choice(key, len(samples.log_w), shape, p=jax.nn.softmax(samples.log_w)).reshape(-1)
     others = jnp.arange(len(everything.means)).at[chosen].set(NOBODY)

@@ -33,7 +33,7 @@ def open_workdir(workdir: Path, config: dict) -> None:
     except OSError as error:
         raise UserError(f"--workdir={workdir} cannot be written: {error.strerror}") from error
     path = workdir / "config.json"
-    if path.exists() and (workdir / "checkpoints").exists():
+    if path.exists() and any((workdir / name).exists() for name in ("checkpoints", "results.json")):
         try:
             found = configs.differences(config, json.loads(path.read_text()))
         except (ValueError, AttributeError) as error:

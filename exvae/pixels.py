@@ -102,6 +102,8 @@ def choose_bandwidth(kernel: Kernel, valid: UInt8[np.ndarray, "n ..."], exemplar
         best = int(np.argmax(values))
         print(f"valid log-likelihood {values[best]:.3f} at bandwidth {grid[best]:.5f}", flush=True)
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
+    if grid[best] in kernel.bandwidths:
+        print("warning: that is the end of the range; are validation images among the exemplars?")
     return float(grid[best])
 
 
@@ -113,12 +115,14 @@ def main(config: Any, workdir: Path) -> None:
     kernel = KERNELS[config.model.likelihood]
     dataset = data.load(config.data, binarize=binary)
     exemplars = data.load_exemplars(config.eval.exemplars, config.data, dataset.train)
-    if binary:
-        exemplars = splits.draw_binary(np.random.RandomState(config.seed), exemplars)
     metrics.open_workdir(workdir, config.to_dict())
-    exemplars = jnp.asarray(exemplars)
+    # The bandwidth is chosen around the training images alone: validation images must not be their own exemplars.
+    train, exemplars = (
+        jnp.asarray(splits.draw_binary(np.random.RandomState(config.seed), images) if binary else images)
+        for images in (dataset.train.images, exemplars)
+    )
     print(f"{config.data.name}, {config.model.likelihood} window, {len(exemplars)} exemplars -> {workdir}", flush=True)
-    bandwidth = choose_bandwidth(kernel, dataset.valid.images, exemplars)
+    bandwidth = choose_bandwidth(kernel, dataset.valid.images, train)
     order = subset(config.seed, len(dataset.test), config.eval.num_images)
     values = log_likelihoods(kernel, dataset.test.images[order], exemplars, np.array([bandwidth]))[0]
     test = {

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+
+from exvae.errors import UserError
 
 
 def fingerprint(tree: Any) -> int:
@@ -24,7 +26,8 @@ def fingerprint(tree: Any) -> int:
 class Records:
     """`evaluations/<checksum of settings>.jsonl`: a line of settings, then a line per image; the last one counts.
 
-    Lines are appended and never changed. One that a kill has cut short is dropped when the file is opened again.
+    Lines are appended and never changed, by one process at a time. What a kill has left of a line is cut off when the
+    file is opened again.
     """
 
     def __init__(self, workdir: Path, settings: dict):
@@ -32,24 +35,35 @@ class Records:
         folder.mkdir(exist_ok=True)
         header = json.dumps(settings, sort_keys=True)
         self.path = folder / f"{zlib.crc32(header.encode()):08x}.jsonl"
-        lines = self.path.read_text().split("\n")[:-1] if self.path.exists() else []  # what follows the last newline
+        self._file = open(self.path, "a+", encoding="latin-1")  # noqa: SIM115  (closed by close; any byte is a letter)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise UserError(f"{workdir}: this evaluation is already going on in another process") from error
+        self._file.seek(0)
+        first, *lines = self._file.read().split("\n")[:-1] or [""]
+        if first != header:
+            lines = []
         self._images: dict[int, dict] = {}
-        for line in lines[1:] if lines[:1] == [header] else []:
+        for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # not a record: the image is done again
                 record = json.loads(line)
                 self._images[record["image"]] = record
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in [header, *map(json.dumps, self._images.values())]))
-        os.replace(temporary, self.path)
-        self._file = open(self.path, "a")  # noqa: SIM115  (closed by close)
+        self._file.truncate(sum(len(line) + 1 for line in [header, *lines]) if first == header else 0)
+        if first != header:
+            self._write(header)
+
+    def _write(self, *lines: str) -> None:
+        self._file.write("".join(line + "\n" for line in lines))
+        self._file.flush()
 
     def get(self, image: int) -> dict | None:
         return self._images.get(image)
 
     def add(self, records: list[dict]) -> None:
-        """On the disk before anything else happens to them."""
-        self._file.write("".join(json.dumps(record) + "\n" for record in records))
-        self._file.flush()
+        """Handed to the system before anything else happens to them: a kill of the process does not lose them."""
+        self._write(*map(json.dumps, records))
         self._images |= {record["image"]: record for record in records}
 
     def close(self) -> None:

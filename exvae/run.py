@@ -14,6 +14,7 @@ from exvae import config as configs
 from exvae import data, models, sharding, step
 from exvae.checkpoint import Checkpoints
 from exvae.errors import UserError
+from exvae.records import fingerprint
 
 
 class Run(NamedTuple):
@@ -65,4 +66,7 @@ def open_run(command: Any, workdir: Path) -> Run:
         checkpoints.close()
     if best is None:
         raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
-    return Run(config, workdir, dataset, mesh, model, best[1], best[0])
+    best_step, params, meta = best
+    if meta.get("images", fingerprint(dataset.train.images)) != fingerprint(dataset.train.images):
+        raise UserError(f"--workdir={workdir} holds a run on other training images than config.data.dir has")
+    return Run(config, workdir, dataset, mesh, model, params, best_step)

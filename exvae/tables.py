@@ -14,8 +14,8 @@ from exvae import paper
 
 TEXT_COLUMNS = ("run", "data", "architecture", "prior")  # the others are numbers, aligned on the right
 PAPER_NOTE = (
-    "ours: ± is the standard error over images; paper: mean ± over 5 training runs at convergence, all test images, "
-    "5000 samples. * evaluated with other exemplars than the training set (config.eval.exemplars)."
+    "ours: ± is the standard error over images; paper, and in brackets: mean (±) over 5 training runs at convergence, "
+    "all test images, 5000 samples. * evaluated with other exemplars than the training set (config.eval.exemplars)."
 )
 DENSITY_NOTE = "† a density of grey pixels: not comparable with log-likelihoods of binary images."
 
@@ -30,6 +30,7 @@ class Row(NamedTuple):
     epoch: str
     log_likelihood: str
     images: str
+    samples: str
     elbo: str
     reconstruction: str
     kl: str
@@ -56,10 +57,11 @@ def row_of(name: str, results: dict) -> Row:
         epoch="-" if parzen else _count(results.get("best_epoch")),
         log_likelihood=_nats(ours, test.get("log_likelihood_error")) + ("†" if density and ours is not None else ""),
         images=_count(test.get("num_images")),
+        samples=_count(test.get("iwae_samples")),
         elbo=_nats(test.get("elbo")),
-        reconstruction=_nats(test.get("reconstruction")),
-        kl=_nats(test.get("kl")),
-        active_units=_count(test.get("active_units")),
+        reconstruction=_nats(test.get("reconstruction")) + _brackets(cell and cell.reconstruction, "{:.2f}"),
+        kl=_nats(test.get("kl")) + _brackets(cell and cell.kl, "{:.2f}"),
+        active_units=_count(test.get("active_units")) + _brackets(cell and cell.active_units, "{:.1f}"),
         paper=_nats(cell.log_likelihood, cell.log_likelihood_std) if cell else "-",
         difference=f"{ours - cell.log_likelihood:+.2f}" if cell and ours is not None else "-",
     )
@@ -69,6 +71,10 @@ def _nats(value: float | None, error: float | None = None) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" + ("" if error is None else f" ± {error:.2f}")
+
+
+def _brackets(papers: float | None, form: str) -> str:
+    return "" if papers is None else f" ({form.format(papers)})"
 
 
 def _count(value: int | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import time
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from exvae.evaluate import Evaluator, evaluate, make_evaluator, mean_elbo
 from exvae.evaluate import describe as describe_figures
 from exvae.priors import PRIORS
 from exvae.priors.types import Batch
+from exvae.records import fingerprint
 from exvae.retrieval import scann
 from exvae.run import Run
 from exvae.step import SAMPLES, VALID, TrainState, init_state, make_train_step, stream
@@ -70,7 +70,7 @@ def prepare(config: Any, workdir: Path) -> Setup:
         scann.require()
     dataset = data.load(config.data, binarize=config.model.likelihood == "bernoulli")
     config = configs.resolve(config, len(dataset.train))
-    if uses_exemplars(config):
+    if uses_exemplars(config) and config.eval.exemplars.startswith("npz:"):
         data.load_exemplars(config.eval.exemplars, config.data, dataset.train)  # a wrong file is better found now
     mesh = sharding.make_mesh(config.train.batch_size)
     metrics.open_workdir(workdir, config.to_dict())
@@ -88,7 +88,7 @@ def prepare(config: Any, workdir: Path) -> Setup:
         train_step=make_train_step(config, model, optimizer, steps_per_epoch),
         evaluator=make_evaluator(config, model),
         steps_per_epoch=steps_per_epoch,
-        checksum=zlib.crc32(dataset.train.images),
+        checksum=fingerprint(dataset.train.images),
     )
 
 
@@ -231,7 +231,7 @@ def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer,
     check_finite(step, valid["elbo"])
     stopping = state.stopping.update(epoch, valid["elbo"], config.optim.kl_warmup_epochs)
     if int(stopping.best_epoch) == epoch:
-        checkpoints.save_best(step, state.params)
+        checkpoints.save_best(step, state.params, {"images": setup.checksum})
     writer.write(step, epoch, "train", {**train_figures, **_extra(config, state), "images_per_second": rate})
     writer.write(step, epoch, "valid", valid)
     progress.epoch(
@@ -254,7 +254,7 @@ def _extra(config: Any, state: TrainState) -> dict[str, float]:
 
 def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, seconds: float) -> dict:
     """Samples and test figures of the best parameters, results.json."""
-    best_step, params = checkpoints.restore_best(state.params)
+    best_step, params, _ = checkpoints.restore_best(state.params)
     epoch = best_step // setup.steps_per_epoch
     run = Run(setup.config, setup.workdir, setup.dataset, setup.mesh, setup.model, params, best_step)
     rows = min(8, len(setup.images))

@@ -44,11 +44,11 @@ def test_best_is_the_last_one_saved(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.restore_best({"a": jnp.zeros(2)}) is None
     for step in (4, 9):
-        checkpoints.save_best(step, {"a": jnp.full(2, step)})
-    checkpoints.save_best(9, {"a": jnp.full(2, 9)})  # again, as a resumed run does: nothing happens
+        checkpoints.save_best(step, {"a": jnp.full(2, step)}, {"images": step})
+    checkpoints.save_best(9, {"a": jnp.full(2, 9)}, {"images": 9})  # again, as a resumed run does: nothing happens
     checkpoints.wait()
-    step, params = checkpoints.restore_best({"a": jnp.zeros(2, jnp.int32)})
-    assert step == 9
+    step, params, meta = checkpoints.restore_best({"a": jnp.zeros(2, jnp.int32)})
+    assert (step, meta) == (9, {"images": 9})
     np.testing.assert_array_equal(params["a"], [9, 9])
     checkpoints.close()
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -214,17 +215,30 @@ def test_pruned_doubles_until_the_audit_is_content_and_then_equals_exact(copied)
     assert exact["elbo"] == pruned["elbo"]
 
 
+def values_by_image(workdir, samples: int) -> dict[str, dict[int, float]]:
+    """Log-likelihoods of the evaluations with so many samples, by method."""
+    found = {}
+    for path in (workdir / "evaluations").glob("*.jsonl"):
+        settings, *records = (json.loads(line) for line in path.read_text().splitlines())
+        if settings["iwae_samples"] == samples:
+            found[settings["method"]] = {record["image"]: record["log_likelihood"] for record in records}
+    return found
+
+
 def test_interval_of_the_audit_covers_what_pruning_lost(copied):
-    """Very few candidates and no doubling: the audit's interval for the mean loss holds the true one."""
+    """200 of 320 exemplars and no doubling lose enough to be seen and little enough for the normal interval."""
     config, workdir = copied
-    config.eval.candidates, config.eval.audit = 5, 16
+    config.eval.candidates, config.eval.audit, config.eval.iwae_samples = 200, 16, 60
     evaluate.main(config, workdir)
     pruned = results_of(workdir)
     config.eval.method = "exact"
     evaluate.main(config, workdir)
-    lost = results_of(workdir)["log_likelihood"] - pruned["log_likelihood"]
-    assert lost > 1e-3
-    assert 0.3 * pruned["loss_low"] < lost < pruned["loss_high"]  # the audit estimates exp(loss) - 1, which is more
+    values = values_by_image(workdir, 60)
+    lost = np.array([values["exact"][image] - values["pruned"][image] for image in values["exact"]])
+    assert results_of(workdir)["log_likelihood"] - pruned["log_likelihood"] == pytest.approx(lost.mean(), abs=1e-6)
+    assert 1e-3 < lost.mean() < 1
+    assert pruned["loss_low"] < lost.mean() < pruned["loss_high"]
+    assert pruned["loss_high"] - pruned["loss_low"] < lost.mean()
     assert pruned["images_doubled"] == 0
 
 
@@ -281,6 +295,53 @@ def test_killed_process_goes_on_with_the_same_number(copied):
     assert results_of(workdir) == results_of(other)
 
 
+def test_several_devices_give_the_same_figures(copied):
+    """Three devices and 40 images: the last round is not full."""
+    _, workdir = copied
+    before = results_of(workdir)
+    shutil.rmtree(workdir / "evaluations")
+    command = [sys.executable, "launch.py", "--config=experiments/quickstart.py", "--task=evaluate"]
+    command += [f"--config.{field}={value}" for field, value in TINY_FIELDS.items()] + [f"--workdir={workdir}"]
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=3"
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert results_of(workdir)["log_likelihood"] == before["log_likelihood"]
+    assert results_of(workdir)["elbo"] == pytest.approx(before["elbo"], rel=1e-6)
+
+
+def test_fields_that_do_not_matter_do_not_score_again(copied, monkeypatch):
+    config, workdir = copied
+    config.eval.method, config.eval.num_images = "exact", 3
+    evaluate.main(config, workdir)
+    monkeypatch.setattr(evaluate, "make_scorer", None)
+    config.eval.tolerance, config.eval.candidates, config.eval.audit = 0.5, 9, 2
+    evaluate.main(config, workdir)
+
+
+def test_every_kind_of_evaluation_keeps_its_summary(copied):
+    config, workdir = copied
+    first = results_of(workdir)
+    config.eval.num_images = 2
+    config.eval.method = "exact"
+    evaluate.main(config, workdir)
+    summaries = [json.loads(path.read_text()) for path in (workdir / "evaluations").glob("*.json")]
+    assert sorted(summary["eval"]["method"] for summary in summaries) == ["exact", "pruned"]
+    assert first in [summary["test"] for summary in summaries]
+
+
+def test_other_training_images_are_refused(tmp_path, tiny_config, rng):
+    images = rng.integers(0, 256, (200, 5, 5), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=images)
+    tiny_config.data.name = f"npz:{tmp_path}/images.npz"
+    tiny_config.prior.num_exemplars, tiny_config.train.epochs = 50, 1
+    train.train(tiny_config, tmp_path / "run")
+    np.savez(tmp_path / "images.npz", images=images[::-1])
+    with pytest.raises(UserError, match="other training images"):
+        evaluate.main(tiny_config, tmp_path / "run")
+
+
 def test_more_images_go_on_from_fewer(copied):
     config, workdir = copied
     config.eval.iwae_samples = 25
@@ -324,9 +385,12 @@ def test_folder_without_a_checkpoint_is_refused(copied, tmp_path):
     shutil.rmtree(workdir / "checkpoints" / "best")
     with pytest.raises(UserError, match="holds no checkpoint"):
         evaluate.main(config, workdir)
-    (workdir / "config.json").write_text("{")
-    with pytest.raises(UserError, match="is not the config of a run"):
-        evaluate.main(config, workdir)
+    for text in ("{", '{"train": {"batch_size": "x"}}'):
+        stored = json.loads((workdir / "results.json").read_text())["config"]
+        stored["train"]["batch_size"] = "x"
+        (workdir / "config.json").write_text(text if text == "{" else json.dumps(stored))
+        with pytest.raises(UserError, match="is not the config of a run"):
+            evaluate.main(config, workdir)
 
 
 def test_run_of_another_model_is_refused_and_how_it_was_trained_is_not_asked(copied):

@@ -49,6 +49,7 @@ def files(folder: Path) -> dict:
         ("--config.eval.method=prune", "did you mean 'pruned'"),
         ("--config.eval.exemplars=trian", "did you mean 'train'"),
         ("--config.eval.exemplars=npz:missing.npz", "missing.npz: no such file"),
+        ("--config.eval.exemplars=npz:", "must be one of train, train+valid, npz:PATH"),
         ("--config.eval.iwae_samples=0", "at least 1"),
         ("--config.eval.candidates=0", "at least 1"),
         ("--config.eval.tolerance=-1", "at least 0"),

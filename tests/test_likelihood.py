@@ -240,6 +240,27 @@ def test_audit_is_unbiased_where_pruning_loses_a_lot():
     assert error < 0.05 * want
 
 
+def test_reported_loss_is_unbiased_although_candidates_are_doubled():
+    """Of 400 evaluations half double: reported is what the final candidates lose; what decided is too low."""
+    case = hard_case(log_var=-0.5)
+    keys = jax.random.split(jax.random.key(3), 400)
+
+    def scores(candidates):
+        scorer = jax.vmap(case.scorer(candidates), in_axes=(None, None, 0, None, None))
+        found = scorer(case.params, case.components, keys, case.images[:1], np.array([0]))
+        return jax.tree.map(lambda a: np.asarray(a[:, 0], np.float64), found)
+
+    few, more, exact = scores(100), scores(200), scores(None)
+    doubled = few.excess > np.median(few.excess)
+    final = jax.tree.map(lambda a, b: np.where(doubled, a, b), more, few)
+    lost = np.expm1(exact.log_likelihood - final.log_likelihood)
+    reported, deciding = np.expm1(final.loss), np.expm1(np.where(doubled, more.excess, few.excess))
+    error = np.std(reported - lost) / 20
+    assert abs(np.mean(reported - lost)) < 4 * error
+    assert np.mean(deciding[~doubled] - lost[~doubled]) < -3 * np.std((deciding - lost)[~doubled]) / 200**0.5
+    assert error < 0.2 * lost.mean()
+
+
 def test_audits_that_decide_and_that_report_are_independent():
     case = hard_case(log_var=1.0)
     scores = [case.score(jax.random.key(seed), candidates=5) for seed in range(30)]

@@ -9,6 +9,7 @@ from scipy import optimize, special, stats
 
 from exvae import pixels
 from exvae.config import get_config
+from exvae.errors import UserError
 
 
 def brute_force(name, x, exemplars, bandwidth):
@@ -77,3 +78,25 @@ def test_experiment_writes_its_folder(tmp_path, name):
     assert ("bits_per_dim" in test) == (name == "bernoulli")
     if name == "bernoulli":  # better than a fair coin for each pixel, worse than certainty
         assert 0 < test["bits_per_dim"] < 1
+
+
+def test_bandwidth_is_chosen_around_training_images_only(tmp_path):
+    """With validation images among the exemplars it would fall to nothing."""
+    config = get_config()
+    config.data.name, config.data.num_images = "glyphs", 300
+    config.model.architecture, config.model.likelihood = "parzen", "gaussian"
+    bandwidths = []
+    for which in ("train", "train+valid"):
+        config.eval.exemplars = which
+        pixels.main(config, tmp_path / which)
+        bandwidths.append(json.loads((tmp_path / which / "results.json").read_text())["test"]["bandwidth"])
+    assert bandwidths[0] == bandwidths[1]
+
+
+def test_window_of_another_kernel_does_not_overwrite_a_folder(tmp_path):
+    config = get_config()
+    config.data.name, config.data.num_images, config.model.architecture = "glyphs", 100, "parzen"
+    pixels.main(config, tmp_path)
+    config.model.likelihood = "gaussian"
+    with pytest.raises(UserError, match="another config"):
+        pixels.main(config, tmp_path)

@@ -3,7 +3,9 @@
 import json
 
 import numpy as np
+import pytest
 
+from exvae.errors import UserError
 from exvae.records import Records, fingerprint
 
 SETTINGS = {"method": "pruned", "seed": 0}
@@ -77,6 +79,37 @@ def test_other_settings_have_another_file(tmp_path):
     assert other.get(1) is None
     assert other.path != records.path
     assert open_records(tmp_path).get(1) == record(1)
+
+
+def test_second_writer_of_the_same_settings_is_refused(tmp_path):
+    first = Records(tmp_path, SETTINGS)
+    with pytest.raises(UserError, match="already going on"):
+        Records(tmp_path, SETTINGS)
+    first.add([record(5)])
+    first.close()
+    assert open_records(tmp_path).get(5) == record(5)
+
+
+def test_lines_are_never_changed(tmp_path):
+    """Not by opening the file again, nor by what else stands there."""
+    records = Records(tmp_path, SETTINGS)
+    records.add([record(1, -5.0), record(1, -4.0)])
+    records.close()
+    with open(records.path, "ab") as file:
+        file.write(b"\xff\xfe junk\n")
+    before = records.path.read_bytes()
+    assert open_records(tmp_path).get(1) == record(1, -4.0)
+    assert records.path.read_bytes() == before
+
+
+def test_file_cut_inside_its_first_line_begins_anew(tmp_path):
+    records = Records(tmp_path, SETTINGS)
+    records.close()
+    records.path.write_text(records.path.read_text()[:-3])
+    records = Records(tmp_path, SETTINGS)
+    records.add([record(2)])
+    records.close()
+    assert open_records(tmp_path).get(2) == record(2)
 
 
 def test_fingerprint_sees_every_value(rng):

@@ -143,8 +143,8 @@ def test_priors_without_exemplars_ignore_their_fields():
 def test_row_holds_the_runs_figures_and_the_papers():
     row = tables.row_of("mine", {"config": config_of(), "test": TEST, "best_epoch": 312})
     assert row == (
-        "mine", "mnist", "vae", "exemplar", "312", "-82.31 ± 0.23", "10000", "-86.13", "-61.25", "24.88", "29",
-        "-82.09 ± 0.18", "-0.22",
+        "mine", "mnist", "vae", "exemplar", "312", "-82.31 ± 0.23", "10000", "5000", "-86.13", "-61.25 (-61.00)",
+        "24.88 (24.82)", "29 (29.4)", "-82.09 ± 0.18", "-0.22",
     )  # fmt: skip
 
 
@@ -200,9 +200,10 @@ def test_text_is_sorted_and_aligned_and_broken_runs_are_named(runs, capsys):
     header, *rows = table.splitlines()
     assert [columns(row)[0] for row in rows] == ["binary", "grey|pixels", "y_other*", "z_exemplar", "b_vamp", "a_old"]
     assert columns(rows[0])[2:7] == ["parzen (bernoulli)", "-", "-", "-190.50 ± 1.00", "50"]
-    assert columns(rows[1])[5] == "812.00 ± 1.00†" and columns(rows[1])[7:] == ["-"] * 6
-    assert columns(rows[3])[4:8] == ["7", "-82.31", "1", "-86.13"]  # one image has no standard error
-    assert columns(rows[5])[4:] == ["-", "-", "-", "-120.00", "-80.00", "40.00", "-", "-102.25 ± 0.43", "-"]
+    assert columns(rows[1])[5] == "812.00 ± 1.00†" and columns(rows[1])[7:] == ["-"] * 7
+    assert columns(rows[3])[4:9] == ["7", "-82.31", "1", "5000", "-86.13"]  # one image has no standard error
+    assert columns(rows[5])[4:8] == ["-", "-", "-", "-"]
+    assert columns(rows[5])[8:] == ["-120.00", "-80.00 (-73.35)", "40.00 (36.76)", "- (38.6)", "-102.25 ± 0.43", "-"]
     assert len({len(row.rstrip()) for row in (header, *rows)}) == 1  # the last column is aligned on the right
     assert "5 training runs" in notes and "* evaluated with other exemplars" in notes and "† a density" in notes
     assert [line.split(": ")[1].split("/")[-1] for line in err.splitlines()] == [
@@ -215,7 +216,7 @@ def test_markdown_is_a_github_table(runs, capsys):
     assert tables.main([*runs, "--markdown"]) == 0
     table, *notes = capsys.readouterr().out.split("\n\n")
     header, rule, *rows = map(markdown_cells, table.splitlines())
-    assert {len(cells) for cells in (header, rule, *rows)} == {13}
+    assert {len(cells) for cells in (header, rule, *rows)} == {14}
     assert all(re.fullmatch(":---|---:", cell) for cell in rule)
     assert rows[1][0] == r"grey\|pixels" and rows[2][0] == r"y_other\*"
     assert len(notes) == 2 and r"\* evaluated" in notes[0]

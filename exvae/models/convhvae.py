@@ -28,7 +28,7 @@ def encoder(stack: tuple[tuple[int, int, int], ...]) -> nn.Sequential:
 class ConvHVAE(HVAE):
     """Same latents and densities as HVAE."""
 
-    block_rows = 20  # feature maps are large: 30 MB for a layer's 3x3 patches of one 28x28 image
+    block_rows = 20  # feature maps are large: the 3x3 patches of a layer of 20 images of 28x28 take 36 MB
 
     def setup_images(self):
         height, width, channels = self.image_shape

@@ -56,7 +56,8 @@ def components(model: nn.Module, params: dict, means: Array | None) -> Normal:
 
 
 def log_prob(posteriors: Normal, z: Float[Array, "B D"]) -> Float[Array, " B"]:
-    return vamp_log_prob(z, posteriors)
+    origin = jnp.mean(z, axis=0)  # codes of one image lie close together: from here the expanded squares are small
+    return vamp_log_prob(z - origin, posteriors._replace(mean=posteriors.mean - origin))
 
 
 def sample(
