@@ -3,9 +3,9 @@
 python -m benchmarks.likelihood [--out=FILE.json]                    against N (synthetic means) and S
 python -m benchmarks.likelihood --workdir=runs/mnist --images=200    on a trained run: exact against pruned
 
-The first needs no data: a model at its real size (--architecture) and N random means. The second scores the same images both
-ways, in turns, with the same samples: what pruning loses, what the audit says of it, and what it gains. All times are
-medians of variants that take turns in one run, because the speed of a shared machine wanders.
+The first needs no data: a model at its real size (--architecture) and N random means. The second scores the same
+images both ways, in turns, with the same samples: what pruning loses, what the audit says of it, and what it gains. All
+times are medians of variants that take turns in one run, because the speed of a shared machine wanders.
 """
 
 from __future__ import annotations
