@@ -48,6 +48,15 @@ def test_log_bernoulli_sums_over_every_event_axis():
     np.testing.assert_allclose(distributions.log_bernoulli(x, logits), want, rtol=1e-5)
 
 
+def test_log_bernoulli_of_many_sure_pixels_is_not_rounded_away():
+    """784 pixels that are each right with probability 1 - exp(-20)."""
+    logits = np.full((1, 784), -20.0, np.float32)
+    got = float(distributions.log_bernoulli(np.zeros_like(logits), logits)[0])
+    assert got == pytest.approx(784 * special.log_expit(20.0), rel=1e-5)
+    wrong = float(distributions.log_bernoulli(np.ones_like(logits), -3 * logits)[0])
+    assert wrong == pytest.approx(784 * special.log_expit(60.0), rel=1e-5)
+
+
 def test_log_bernoulli_gradient_is_x_minus_probability():
     logits = np.array([[-1e4, -30.0, -2.0, 0.0, 3.0, 40.0, 1e4]], np.float32)
     for value in (0.0, 1.0):
