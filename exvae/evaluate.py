@@ -187,8 +187,9 @@ def score_images(run: Run, means: Float[Array, "N D"] | None, order: Int[np.ndar
         record = records.get(image)
         if record is None:
             return first
-        again = record["excess"] > config.eval.tolerance and record["candidates"] < num_exemplars
-        return min(2 * record["candidates"], num_exemplars) if again else None
+        if record["excess"] <= config.eval.tolerance:  # so it is at the latest with all exemplars, where it is 0
+            return None
+        return min(2 * record["candidates"], num_exemplars)
 
     while waiting := {int(i): count for i in order if (count := needed(int(i))) is not None}:
         candidates = min(waiting.values())
