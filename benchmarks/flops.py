@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +13,14 @@ from flax import linen as nn
 from exvae import models
 from exvae.models.conv import Conv, GatedConv
 from exvae.models.layers import Dense
+
+
+def square_product() -> tuple[Callable[[], jax.Array], float]:
+    """A float32 product whose rate a step is measured against: the call, and its GFLOP."""
+    n = 1024
+    a, product = jnp.ones((n, n)), jax.jit(jnp.matmul)
+    product(a, a).block_until_ready()
+    return lambda: product(a, a).block_until_ready(), 2 * n**3 / 1e9
 
 
 def layer_flops(module: nn.Module, inputs: jax.Array, outputs: jax.Array) -> int:

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from benchmarks.flops import image_gflop
+from benchmarks.flops import image_gflop, square_product
 from exvae import config as configs
-from exvae import evaluate, likelihood, models, run, sharding, step
+from exvae import evaluate, likelihood, metrics, models, run, sharding, step
 from exvae.priors import exemplar
 
 EXEMPLARS = flags.DEFINE_list("exemplars", ["10000", "50000", "100000", "1000000"], "N, numbers of synthetic means")
@@ -49,11 +49,9 @@ def timed(call: Callable) -> tuple[float, object]:
 
 
 def product_rate() -> Callable[[], float]:
-    """A function that measures the rate of a square float32 product in GFLOP/s."""
-    n = 1024
-    a, product = jnp.ones((n, n)), jax.jit(jnp.matmul)
-    product(a, a).block_until_ready()
-    return lambda: 2 * n**3 / 1e9 / timed(lambda: product(a, a))[0]
+    """A function that measures the rate of the square product in GFLOP/s."""
+    call, gflop = square_product()
+    return lambda: gflop / timed(call)[0]
 
 
 def synthetic() -> list[dict]:
@@ -115,7 +113,7 @@ def show(row: dict, header: bool) -> None:
 def trained(workdir: Path) -> dict:
     """Exact against pruned on test images of a run."""
     command = configs.get_config()
-    command.update(run.read_config(workdir))
+    command.update(metrics.read_config(workdir))
     command.eval = configs.get_config().eval
     command.data.dir = DATA_DIR.value or command.data.dir
     here = run.open_run(command, workdir)

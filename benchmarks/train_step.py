@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from benchmarks.flops import step_gflop
+from benchmarks.flops import square_product, step_gflop
 from exvae import config as configs
 from exvae import models, optim, step, train
 from exvae.priors.types import Batch
@@ -53,12 +53,7 @@ class Variant:
 
 
 def matmul_variant() -> Variant:
-    """A square float32 product: the rate that a step is measured against."""
-    n = 1024
-    a = jnp.ones((n, n))
-    product = jax.jit(jnp.matmul)
-    product(a, a).block_until_ready()
-    return Variant("matmul", "", "", lambda: product(a, a).block_until_ready(), 2 * n**3 / 1e9)
+    return Variant("matmul", "", "", *square_product())
 
 
 def step_variant(architecture: str, prior: str, search: str, images: jax.Array) -> Variant:

@@ -145,10 +145,15 @@ def differences(new: dict, old: dict) -> list[str]:
     if new["optim"]["schedule"] == "cosine":
         free.remove("train.epochs")  # the rate of every step depends on it
     a, b = _flat(new), _flat(old)
+    fields = [f for f in sorted(a.keys() | b.keys()) if not any(fnmatch.fnmatch(f, pattern) for pattern in free)]
+    return _differing(a, b, fields)
+
+
+def _differing(new: dict, old: dict, fields: list[str]) -> list[str]:
     return [
-        f"{field}: {a.get(field)!r} here, {b.get(field)!r} in the run"
-        for field in sorted(a.keys() | b.keys())
-        if a.get(field) != b.get(field) and not any(fnmatch.fnmatch(field, pattern) for pattern in free)
+        f"{field}: {new.get(field)!r} here, {old.get(field)!r} in the run"
+        for field in fields
+        if new.get(field) != old.get(field)
     ]
 
 
@@ -160,10 +165,7 @@ def of_run(command: Any, stored: dict, workdir: Any) -> ml_collections.ConfigDic
     """
     config, fields = get_config(), _flat(stored)
     named = [f"model.{name}" for name in config.model] + ["prior.name", "data.name"]
-    wanted = _flat(command.to_dict())
-    found = [f"{field}: {wanted[field]!r} here, {fields.get(field)!r} in the run" for field in named
-             if wanted[field] != fields.get(field)]  # fmt: skip
-    if found:
+    if found := _differing(_flat(command.to_dict()), fields, named):
         raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
     known = _flat(config.to_dict())
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,16 +50,22 @@ def make_evaluator(config: Any, model: nn.Module) -> Evaluator:
     return Evaluator(encode_all, elbo_batch)
 
 
+def padded_batches(images: UInt8[np.ndarray, "n ..."], size: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Batches and where they start; the last one is filled up, so that there is one shape and one compilation."""
+    size = min(size, len(images))
+    for start in range(0, len(images), size):
+        batch = images[start : start + size]
+        yield start, np.pad(batch, [(0, size - len(batch))] + [(0, 0)] * (images.ndim - 1))
+
+
 def mean_elbo(
     evaluator: Evaluator, params: dict, key: Array, images: UInt8[np.ndarray, "n H W C"], means: Array | None
 ) -> dict[str, float]:
     """ELBO, reconstruction and KL with one sample an image, averaged over the images."""
-    size = min(BATCH, len(images))
-    parts = []
-    for start in range(0, len(images), size):
-        batch = images[start : start + size]
-        padding = [(0, size - len(batch))] + [(0, 0)] * (images.ndim - 1)  # one shape, one compilation
-        parts.append(evaluator.elbo_batch(params, jax.random.fold_in(key, start), np.pad(batch, padding), means))
+    parts = [
+        evaluator.elbo_batch(params, jax.random.fold_in(key, start), batch, means)
+        for start, batch in padded_batches(images, BATCH)
+    ]
     whole = jax.tree.map(lambda *values: np.concatenate(values)[: len(images)], *jax.device_get(parts))
     return {name: float(np.mean(value, dtype=np.float64)) for name, value in whole._asdict().items()}
 
@@ -76,6 +82,7 @@ def main(config: Any, workdir: Path) -> None:
     print(f"{workdir}: {run.config.model.architecture}, {run.config.prior.name} prior, best epoch {epoch}", flush=True)
     save = functools.partial(metrics.update_results, workdir, run.config, epoch)
     values = evaluate(run, make_evaluator(run.config, run.model), save)
+    save(values)
     metrics.append_metrics(workdir, run.step, epoch, "test", values)
     print(f"{describe(values)}\nfigures  {workdir}/results.json")
 
@@ -99,7 +106,7 @@ def describe(test: dict) -> str:
 
 
 def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dict:
-    """The figures of results.json's `test`, which `save` writes; the quick ones at once if there are none yet."""
+    """The figures of results.json's `test`. `save` is given the quick ones at once if the file is not there yet."""
     config, test = run.config, run.dataset.test
     images, means = None, None
     if PRIORS[config.prior.name].USES_EXEMPLARS:
@@ -117,7 +124,6 @@ def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dic
         records.close()
     # results.json has the last evaluation; each kind has its own summary beside its records.
     metrics.write_json(records.path.with_suffix(".json"), {"eval": config.eval.to_dict(), "test": values})
-    save(values)
     return values
 
 

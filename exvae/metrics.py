@@ -33,13 +33,9 @@ def open_workdir(workdir: Path, config: dict) -> None:
     except OSError as error:
         raise UserError(f"--workdir={workdir} cannot be written: {error.strerror}") from error
     path = workdir / "config.json"
-    if path.exists() and any((workdir / name).exists() for name in ("checkpoints", "results.json")):
-        try:
-            found = configs.differences(config, json.loads(path.read_text()))
-        except (ValueError, AttributeError) as error:
-            raise UserError(f"{path} is not the config of a run ({error}): is this the folder of one?") from error
-        if found:
-            raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
+    is_run = path.exists() and any((workdir / name).exists() for name in ("checkpoints", "results.json"))
+    if is_run and (found := configs.differences(config, read_config(workdir))):
+        raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
     write_json(path, config)
 
 
@@ -66,6 +62,17 @@ def append_metrics(workdir: Path, step: int, epoch: int, split: str, values: dic
     """One line at the end of metrics.jsonl, whatever else is being written there."""
     with open(workdir / "metrics.jsonl", "a") as file:
         print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=file)
+
+
+def read_config(workdir: Path) -> dict:
+    """config.json of a run."""
+    path = workdir / "config.json"
+    if not path.is_file():
+        raise UserError(f"--workdir={workdir} holds no run (no config.json): train one first, or choose another folder")
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is not the config of a run ({error})") from error
 
 
 def git_revision() -> str | None:

@@ -22,7 +22,7 @@ from exvae import config as configs
 from exvae import data, metrics
 from exvae.data import splits
 from exvae.distributions import to_unit
-from exvae.evaluate import standard_error, subset
+from exvae.evaluate import padded_batches, standard_error, subset
 
 BATCH = 500  # images at a time
 BLOCK = 2048  # exemplars at a time
@@ -82,13 +82,8 @@ def log_likelihoods(
     kernel: Kernel, images: UInt8[np.ndarray, "n ..."], exemplars: UInt8[Array, "N ..."], bandwidths: np.ndarray
 ) -> Float[np.ndarray, "G n"]:
     """log p(x | X, bandwidth) of every image under every bandwidth."""
-    size = min(BATCH, len(images))
     rates = jnp.asarray(kernel.rate(bandwidths), jnp.float32)
-    parts = []
-    for start in range(0, len(images), size):
-        batch = images[start : start + size]
-        padding = [(0, size - len(batch))] + [(0, 0)] * (images.ndim - 1)  # one shape, one compilation
-        parts.append(np.asarray(log_window(np.pad(batch, padding), exemplars, rates), np.float64))
+    parts = [np.asarray(log_window(batch, exemplars, rates), np.float64) for _, batch in padded_batches(images, BATCH)]
     pixels = math.prod(images.shape[1:])
     return np.concatenate(parts, axis=1)[:, : len(images)] + pixels * kernel.log_constant(bandwidths)[:, None]
 

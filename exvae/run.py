@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from exvae import config as configs
-from exvae import data, models, sharding, step
+from exvae import data, metrics, models, sharding, step
 from exvae.checkpoint import Checkpoints
 from exvae.errors import UserError
 from exvae.records import fingerprint
@@ -34,20 +33,9 @@ class Run(NamedTuple):
         return step.split_seed(self.config.seed)[2]
 
 
-def read_config(workdir: Path) -> dict:
-    """config.json of a run."""
-    path = workdir / "config.json"
-    if not path.is_file():
-        raise UserError(f"--workdir={workdir} holds no run (no config.json): train one first, or choose another folder")
-    try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is not the config of a run ({error})") from error
-
-
 def open_run(command: Any, workdir: Path) -> Run:
     """The run in `workdir`, with `eval` and `data.dir` as the command line has them."""
-    config = configs.of_run(command, read_config(workdir), workdir)
+    config = configs.of_run(command, metrics.read_config(workdir), workdir)
     configs.validate(config)
     if not (workdir / "checkpoints" / "best").is_dir():
         raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
@@ -67,6 +55,7 @@ def open_run(command: Any, workdir: Path) -> Run:
     if best is None:
         raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
     best_step, params, meta = best
-    if meta.get("images", fingerprint(dataset.train.images)) != fingerprint(dataset.train.images):
+    checksum = fingerprint(dataset.train.images)
+    if meta.get("images", checksum) != checksum:
         raise UserError(f"--workdir={workdir} holds a run on other training images than config.data.dir has")
     return Run(config, workdir, dataset, mesh, model, params, best_step)
