@@ -5,18 +5,27 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 from ml_collections import config_flags
 
+from exvae import augment, evaluate, generate, outputs, pixels, represent, train
 from exvae import config as configs
-from exvae import evaluate, pixels, train
 from exvae.errors import UserError
+from exvae.run import open_run
 
-TASKS = {"train": train.main, "evaluate": evaluate.main}
+TASKS = {"evaluate": evaluate.main, "augment": augment.main}  # on the folder of a run
+TASKS_WITH_OUT = {
+    "sample": generate.sample_task,
+    "interpolate": generate.interpolate_task,
+    "iterate": generate.iterate_task,
+    "represent": represent.main,
+}
 CONFIG = config_flags.DEFINE_config_file("config", None, "experiment file, with :key=value arguments")
 WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run; runs/<name of the experiment> if not given")
-TASK = flags.DEFINE_enum("task", "train", list(TASKS), "what to do")
+TASK = flags.DEFINE_enum("task", "train", ["train", *TASKS, *TASKS_WITH_OUT], "what to do")
+OUT = flags.DEFINE_string("out", "", f"{', '.join(TASKS_WITH_OUT)}: FILE.npz, or a folder for single PNGs")
 
 
 def experiment() -> tuple[str, str]:
@@ -50,11 +59,26 @@ def parse(argv: list[str]) -> None:
         raise UserError(f"what is {rest[0]!r}? Options begin with --")
 
 
+def perform(task: str, config: Any, workdir: Path, out: str) -> None:
+    if out and task not in TASKS_WITH_OUT:
+        raise UserError(f"--out goes with --task={', '.join(TASKS_WITH_OUT)}, not with {task}")
+    if config.model.architecture == configs.PARZEN:
+        if task not in ("train", "evaluate"):
+            raise UserError(f"--task={task}: a Parzen window on pixels can only be evaluated")
+        pixels.main(config, workdir)
+    elif task == "train":
+        train.main(config, workdir)
+    elif task in TASKS:
+        TASKS[task](open_run(config, workdir))
+    else:
+        outputs.check(out, folder=task != "represent")
+        TASKS_WITH_OUT[task](open_run(config, workdir), out)
+
+
 def main(argv: list[str]) -> int:
     try:
         parse(argv)
-        task = pixels.main if CONFIG.value.model.architecture == configs.PARZEN else TASKS[TASK.value]
-        task(CONFIG.value, Path(WORKDIR.value or default_workdir()))
+        perform(TASK.value, CONFIG.value, Path(WORKDIR.value or default_workdir()), OUT.value)
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -24,7 +24,7 @@ from absl import app, flags
 
 from benchmarks.flops import image_gflop, square_product
 from exvae import config as configs
-from exvae import evaluate, likelihood, metrics, models, run, sharding, step
+from exvae import evaluate, likelihood, models, run, sharding, step
 from exvae.priors import exemplar
 
 EXEMPLARS = flags.DEFINE_list("exemplars", ["10000", "50000", "100000", "1000000"], "N, numbers of synthetic means")
@@ -112,15 +112,9 @@ def show(row: dict, header: bool) -> None:
 
 def trained(workdir: Path) -> dict:
     """Exact against pruned on test images of a run."""
-    command = configs.get_config()
-    command.update(metrics.read_config(workdir))
-    command.eval = configs.get_config().eval
-    command.data.dir = DATA_DIR.value or command.data.dir
-    here = run.open_run(command, workdir)
+    here = run.load(workdir, data_dir=DATA_DIR.value)
     config, images = here.config, here.dataset.test.images
-    encode_all = evaluate.make_evaluator(config, here.model).encode_all
-    means = encode_all(here.params, here.dataset.train.images)
-    components = exemplar.components(here.model, here.params, means)
+    components = exemplar.components(here.model, here.params, jnp.asarray(here.means))
     scorers = {
         method: likelihood.make_scorer(config, here.model, here.mesh, candidates=candidates)
         for method, candidates in (("exact", None), ("pruned", config.eval.candidates))
@@ -144,13 +138,13 @@ def trained(workdir: Path) -> dict:
     lost = value["exact"] - value["pruned"]
     audit = np.array([score.loss for score in scores["pruned"]])
     seconds = {method: statistics.median(found) for method, found in times.items()}
-    gflop = {"exact": len(means), "pruned": config.eval.candidates}
-    gflop = {method: image_gflop(config, here.model, len(means), count) for method, count in gflop.items()}
+    gflop = {"exact": len(here.exemplars), "pruned": config.eval.candidates}
+    gflop = {method: image_gflop(config, here.model, len(here.exemplars), count) for method, count in gflop.items()}
     rate_now = statistics.median(rates)
     found = {
         "images": len(order),
         "samples": config.eval.iwae_samples,
-        "exemplars": len(means),
+        "exemplars": len(here.exemplars),
         "candidates": config.eval.candidates,
         **{f"log_likelihood_{method}": float(found.mean()) for method, found in value.items()},
         "difference_mean": float(lost.mean()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import fnmatch
+import re
 from typing import Any
 
 import ml_collections
@@ -16,7 +17,8 @@ from exvae.priors import PRIORS
 
 PARZEN = "parzen"  # architecture of the baseline in pixel space, `exvae/pixels.py`
 # Fields that a resumed run may change: they do not alter the steps that were already taken.
-FREE_ON_RESUME = ("data.dir", "train.epochs", "train.patience", "train.checkpoint_minutes", "eval.*")
+TASKS = ("eval", "generate", "represent", "augment")  # groups of fields that are read after training only
+FREE_ON_RESUME = ("data.dir", "train.epochs", "train.patience", "train.checkpoint_minutes", *(f"{g}.*" for g in TASKS))
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -74,7 +76,33 @@ def get_config() -> ml_collections.ConfigDict:
     evaluation.candidates = 1000  # pruned: exemplars that count, nearest to the posterior mean
     evaluation.audit = 16  # pruned: samples of an image that are scored against all exemplars
     evaluation.tolerance = 1e-3  # pruned: nats; where the audit finds more, candidates are doubled
-    evaluation.exemplars = "train"  # train, train+valid, or npz:PATH (any other images)
+    evaluation.exemplars = "train"  # of the prior, in every task: train, train+valid, npz:PATH or images:PATH
+
+    config.generate = generate = ml_collections.ConfigDict()
+    generate.seed = 0  # of what is drawn: another seed, other images
+    generate.num_images = 100  # random samples
+    generate.num_sources = 9  # exemplars to draw plates around, pairs to interpolate between, chains to iterate
+    generate.index = ()  # numbers of the exemplars to start from; (): at random
+    generate.label = -1  # start from exemplars of this class only; -1: of any
+    generate.temperature = 1.0  # factor on sigma
+    generate.draw = False  # draw pixels from p(x|z) instead of showing its mean
+    generate.steps = 10  # of an interpolation, its ends included, and of a chain
+
+    config.represent = represent = ml_collections.ConfigDict()
+    represent.tsne_images = 10_000  # test images in the t-SNE plot, at most; 0: no plot
+    represent.explain = ()  # numbers of the test images to explain by their exemplars; (): the first eight
+    represent.memorisation_images = 1000  # samples, and held-out images, whose nearest training image is looked for
+
+    config.augment = augment = ml_collections.ConfigDict()
+    augment.lambdas = (1.0, 0.4)  # weights of the real images in the loss, networks for each; 1: no augmentation
+    augment.networks = 10  # for each lambda, with seeds 0, 1, ...
+    augment.split = "test"  # test: trained on train+valid, error on test; valid: trained on train, error on valid
+    augment.hidden_dim = 1024  # units of each of the two hidden layers
+    augment.epochs = 100  # over the real images
+    augment.batch_size = 100  # real images of a step, and as many synthetic ones
+    augment.learning_rate = 0.1  # SGD with momentum 0.9; falls linearly to 1 %
+    augment.label_smoothing = 0.1
+    augment.compare = ""  # pattern of other runs' folders whose errors are drawn into the plot too
     return config
 
 
@@ -95,6 +123,16 @@ def _at_least(field: str, value: float, low: float) -> None:
         raise UserError(f"config.{field}={value} must be at least {low}")
 
 
+def _numbers(field: str, values: tuple, kind: type, low: float, high: float = float("inf")) -> None:
+    """Check a list as it was typed: --config.generate.index=3,5."""
+    allowed = (int,) if kind is int else (int, float)
+    if not all(isinstance(value, allowed) and low <= value <= high for value in values):
+        text = ",".join(map(str, values))
+        rule = f"at least {low}" if high == float("inf") else f"in {low}..{high}"
+        what = "integers" if kind is int else "numbers"
+        raise UserError(f"config.{field}={text} must be {what} {rule}, with commas between them")
+
+
 def validate(config: Any) -> None:
     """Check everything that can be checked before the data are read."""
     datasets.check_name(config.data.name)
@@ -106,8 +144,16 @@ def validate(config: Any) -> None:
     _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))
     _one_of("optim.schedule", config.optim.schedule, ("constant", "cosine"))
     _one_of("eval.method", config.eval.method, ("pruned", "exact"))
-    if not config.eval.exemplars.startswith("npz:") or config.eval.exemplars == "npz:":
-        _one_of("eval.exemplars", config.eval.exemplars, ("train", "train+valid", "npz:PATH"))
+    if not re.match("(npz|images):.", config.eval.exemplars):
+        _one_of("eval.exemplars", config.eval.exemplars, ("train", "train+valid", "npz:PATH", "images:PATH"))
+    _one_of("augment.split", config.augment.split, ("test", "valid"))
+    _numbers("generate.index", config.generate.index, int, 0)
+    _numbers("represent.explain", config.represent.explain, int, 0)
+    _numbers("augment.lambdas", config.augment.lambdas, float, 0, 1)
+    if not config.augment.lambdas:
+        raise UserError("config.augment.lambdas=() must hold at least one number in 0..1")
+    if not config.augment.label_smoothing < 1:
+        raise UserError(f"config.augment.label_smoothing={config.augment.label_smoothing} must be less than 1")
     _at_least("seed", config.seed, 0)
     lowest = {
         "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "model.latent_dim": 1,
@@ -116,7 +162,10 @@ def validate(config: Any) -> None:
         "retrieval.rebuild_steps": 1, "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0,
         "optim.kl_warmup_epochs": 0, "train.epochs": 1, "train.batch_size": 1, "train.patience": 1,
         "train.checkpoint_minutes": 0, "eval.iwae_samples": 1, "eval.num_images": 0, "eval.candidates": 1,
-        "eval.audit": 1, "eval.tolerance": 0,
+        "eval.audit": 1, "eval.tolerance": 0, "generate.seed": 0, "generate.num_images": 1, "generate.num_sources": 1,
+        "generate.label": -1, "generate.temperature": 0, "generate.steps": 2, "represent.tsne_images": 0,
+        "represent.memorisation_images": 1, "augment.networks": 1, "augment.hidden_dim": 1, "augment.epochs": 1,
+        "augment.batch_size": 1, "augment.learning_rate": 0, "augment.label_smoothing": 0,
     }  # fmt: skip
     for field, low in lowest.items():
         group, name = field.split(".")
@@ -157,22 +206,30 @@ def _differing(new: dict, old: dict, fields: list[str]) -> list[str]:
     ]
 
 
-def of_run(command: Any, stored: dict, workdir: Any) -> ml_collections.ConfigDict:
-    """The config of a trained run, but with the command's `eval`, and its `data.dir` if it has one.
+def stored(fields: dict, workdir: Any) -> ml_collections.ConfigDict:
+    """config.json of a run as a config; the tasks' options are the defaults, they do not belong to the run."""
+    config = get_config()
+    known = [field for field in _flat(config.to_dict()) if field.split(".")[0] not in TASKS]
+    found = _flat(fields)
+    try:
+        config.update_from_flattened_dict({field: found[field] for field in known if field in found})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{workdir}/config.json is not the config of a run ({error})") from error
+    return config
+
+
+def of_run(command: Any, fields: dict, workdir: Any) -> ml_collections.ConfigDict:
+    """The config of a trained run, but with the command's options of the tasks, and its `data.dir` if it has one.
 
     How the run was trained is known from its folder and need not be said again; but a command that names another model
     or other data than the folder holds is a mistake.
     """
-    config, fields = get_config(), _flat(stored)
-    named = [f"model.{name}" for name in config.model] + ["prior.name", "data.name"]
-    if found := _differing(_flat(command.to_dict()), fields, named):
+    named = [f"model.{name}" for name in command.model] + ["prior.name", "data.name"]
+    if found := _differing(_flat(command.to_dict()), _flat(fields), named):
         raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
-    known = _flat(config.to_dict())
-    try:
-        config.update_from_flattened_dict({field: value for field, value in fields.items() if field in known})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{workdir}/config.json is not the config of a run ({error})") from error
-    config.eval = command.eval
+    config = stored(fields, workdir)
+    for group in TASKS:
+        config[group] = command[group]
     config.data.dir = command.data.dir or config.data.dir
     return config
 

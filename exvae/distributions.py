@@ -20,10 +20,10 @@ class Normal(NamedTuple):
     log_var: Float[Array, "B D"]
 
 
-def sample_normal(key: Array, q: Normal) -> Float[Array, "B D"]:
-    """Draw z = mean + exp(log_var / 2) * eps with eps ~ N(0, I), differentiable in mean and log_var."""
+def sample_normal(key: Array, q: Normal, temperature: Float[Array, ""] | float = 1.0) -> Float[Array, "B D"]:
+    """Draw z = mean + temperature * exp(log_var / 2) * eps, eps ~ N(0, I), differentiable in mean and log_var."""
     eps = jax.random.normal(key, q.mean.shape, q.mean.dtype)
-    return q.mean + jnp.exp(0.5 * q.log_var) * eps
+    return q.mean + temperature * jnp.exp(0.5 * q.log_var) * eps
 
 
 def log_normal(z: Float[Array, "B D"], p: Normal) -> Float[Array, " B"]:

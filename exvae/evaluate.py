@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 from flax import linen as nn
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, UInt8
 
-from exvae import data, metrics, sharding
+from exvae import metrics, sharding
+from exvae.data.batches import padded_batches
 from exvae.likelihood import make_scorer
-from exvae.models.encoding import encode_means
+from exvae.models.encoding import encode, encode_means
 from exvae.objectives import Elbo, evaluation_elbo
 from exvae.priors import PRIORS
-from exvae.records import Records, fingerprint
-from exvae.run import Run, open_run
+from exvae.records import Memory, Records, fingerprint
 from exvae.step import LIKELIHOOD, TEST, stream
+
+if TYPE_CHECKING:
+    from exvae.run import Run
 
 BATCH = 500
 ACTIVE_VARIANCE = 0.01  # a latent is active if its mean varies more than this (Burda et al., 2015)
@@ -50,14 +54,6 @@ def make_evaluator(config: Any, model: nn.Module) -> Evaluator:
     return Evaluator(encode_all, elbo_batch)
 
 
-def padded_batches(images: UInt8[np.ndarray, "n ..."], size: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Batches and where they start; the last one is filled up, so that there is one shape and one compilation."""
-    size = min(size, len(images))
-    for start in range(0, len(images), size):
-        batch = images[start : start + size]
-        yield start, np.pad(batch, [(0, size - len(batch))] + [(0, 0)] * (images.ndim - 1))
-
-
 def mean_elbo(
     evaluator: Evaluator, params: dict, key: Array, images: UInt8[np.ndarray, "n H W C"], means: Array | None
 ) -> dict[str, float]:
@@ -75,9 +71,9 @@ def active_units(means: Float[Array, "n D"]) -> int:
     return int(np.sum(np.var(np.asarray(means, np.float64), axis=0) > ACTIVE_VARIANCE))
 
 
-def main(config: Any, workdir: Path) -> None:
+def main(run: Run) -> None:
     """The task `evaluate`: test figures of a run's best parameters, into its results.json."""
-    run = open_run(config, workdir)
+    workdir = run.workdir
     epoch = run.step // (len(run.dataset.train) // run.config.train.batch_size)
     print(f"{workdir}: {run.config.model.architecture}, {run.config.prior.name} prior, best epoch {epoch}", flush=True)
     save = functools.partial(metrics.update_results, workdir, run.config, epoch)
@@ -108,18 +104,15 @@ def describe(test: dict) -> str:
 def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dict:
     """The figures of results.json's `test`. `save` is given the quick ones at once if the file is not there yet."""
     config, test = run.config, run.dataset.test
-    images, means = None, None
-    if PRIORS[config.prior.name].USES_EXEMPLARS:
-        images = data.load_exemplars(config.eval.exemplars, config.data, run.dataset.train)
-        means = evaluator.encode_all(run.params, sharding.replicate(run.mesh, images))
+    means = exemplar_means(run)
     values = mean_elbo(evaluator, run.params, stream(run.key, TEST), test.images, means)
     values["exemplars"] = 0 if means is None else len(means)
-    values["active_units"] = active_units(evaluator.encode_all(run.params, jnp.asarray(test.images)))
+    values["active_units"] = active_units(encode(run.model, run.params, test.images).mean)
     if not (run.workdir / "results.json").exists():
         save(values)
-    records = Records(run.workdir, settings_of(run, images))
+    records = Records(run.workdir, settings_of(run))
     try:
-        values |= log_likelihood(run, means, records)
+        values |= log_likelihood(run, records)
     finally:
         records.close()
     # results.json has the last evaluation; each kind has its own summary beside its records.
@@ -127,27 +120,40 @@ def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dic
     return values
 
 
-def settings_of(run: Run, exemplars: UInt8[np.ndarray, "N H W C"] | None) -> dict:
+def exemplar_means(run: Run) -> Float[Array, "N D"] | None:
+    """mu(x_n) on every device; None where the prior has no exemplars."""
+    return sharding.replicate(run.mesh, run.means) if PRIORS[run.config.prior.name].USES_EXEMPLARS else None
+
+
+def settings_of(run: Run) -> dict:
     """All that a recorded figure depends on."""
     options = run.config.eval
+    uses_exemplars = PRIORS[run.config.prior.name].USES_EXEMPLARS
     settings = {
         "iwae_samples": options.iwae_samples,
         "seed": run.config.seed,
         "test": fingerprint(run.dataset.test.images),
         "params": fingerprint(run.params),
     }
-    if exemplars is not None:
-        settings |= {"method": options.method, "exemplars": fingerprint(exemplars)}
-    if exemplars is not None and options.method == "pruned":
+    if uses_exemplars:
+        settings |= {"method": options.method, "exemplars": fingerprint(run.exemplars.images)}
+    if uses_exemplars and options.method == "pruned":
         settings |= {name: options[name] for name in ("candidates", "audit", "tolerance")}
     return settings
 
 
-def log_likelihood(run: Run, means: Float[Array, "N D"] | None, records: Records) -> dict:
+def log_likelihoods(run: Run, images: UInt8[np.ndarray, "n H W C"]) -> Float[np.ndarray, " n"]:
+    """log p(x) of any images, with as many candidates as the audit of each asks for."""
+    memory = Memory()
+    score_images(run, images, np.arange(len(images)), memory)
+    return np.array([memory.get(image)["log_likelihood"] for image in range(len(images))])
+
+
+def log_likelihood(run: Run, records: Records) -> dict:
     """Log-likelihood of the test images, and what pruning has cost it."""
     config = run.config
     order = subset(config.seed, len(run.dataset.test), config.eval.num_images)
-    score_images(run, means, order, records)
+    score_images(run, run.dataset.test.images, order, records)
     found = [records.get(int(image)) for image in order]
     value, loss = (np.array([record[name] for record in found]) for name in ("log_likelihood", "loss"))
     values = {
@@ -158,7 +164,7 @@ def log_likelihood(run: Run, means: Float[Array, "N D"] | None, records: Records
         "iwae_samples": config.eval.iwae_samples,
         "method": config.eval.method,
     }
-    if config.eval.method == "pruned" and means is not None:
+    if config.eval.method == "pruned" and PRIORS[config.prior.name].USES_EXEMPLARS:
         mean, error = float(np.mean(loss)), standard_error(loss)
         values |= {
             "loss": mean,
@@ -181,9 +187,17 @@ def subset(seed: int, num_test: int, num_images: int) -> Int[np.ndarray, " n"]:
     return order[: num_images or num_test]
 
 
-def score_images(run: Run, means: Float[Array, "N D"] | None, order: Int[np.ndarray, " n"], records: Records) -> None:
+@functools.lru_cache(maxsize=8)
+def _once(make: Callable, config: ml_collections.FrozenConfigDict, *args: Any, **options: Any) -> Callable:
+    """make(config, ...), compiled once and not for every call of `log_likelihoods`."""
+    return make(config, *args, **options)
+
+
+def score_images(
+    run: Run, images: UInt8[np.ndarray, "n H W C"], order: Int[np.ndarray, " m"], records: Records | Memory
+) -> None:
     """Record every image of `order` that is not yet recorded, with as many candidates as its audit asks for."""
-    config, prior = run.config, PRIORS[run.config.prior.name]
+    config, prior, means = run.config, PRIORS[run.config.prior.name], exemplar_means(run)
     components = jax.jit(functools.partial(prior.components, run.model))(run.params, means)
     num_exemplars = 0 if means is None else len(means)
     first = min(config.eval.candidates, num_exemplars) if config.eval.method == "pruned" else num_exemplars
@@ -199,24 +213,23 @@ def score_images(run: Run, means: Float[Array, "N D"] | None, order: Int[np.ndar
 
     while waiting := {int(i): count for i in order if (count := needed(int(i))) is not None}:
         candidates = min(waiting.values())
-        scorer = make_scorer(config, run.model, run.mesh, candidates=candidates)
-        images = [image for image, count in waiting.items() if count == candidates]
+        frozen = ml_collections.FrozenConfigDict(config)
+        scorer = _once(make_scorer, frozen, run.model, run.mesh, candidates=candidates)
+        index = [image for image, count in waiting.items() if count == candidates]
         text = f"log-likelihood, {candidates} of {num_exemplars} exemplars" if num_exemplars else "log-likelihood"
-        _score(run, components, scorer, images, candidates, records, metrics.Countdown(len(images), text))
+        score = functools.partial(scorer, run.params, components, stream(run.key, LIKELIHOOD))
+        _score(run.mesh, score, images, index, candidates, records, metrics.Countdown(len(index), text))
 
 
-def _score(run: Run, components: Any, scorer: Any, images: list[int], candidates: int, records, countdown) -> None:
-    """One pass over images, as many at a time as there are devices."""
-    key = stream(run.key, LIKELIHOOD)
-    size = run.mesh.size
-    for start in range(0, len(images), size):
-        index = np.array(images[start : start + size], np.int32)
-        padded = np.resize(index, size)
-        batch = sharding.split_batch(run.mesh, (run.dataset.test.images[padded], padded))
-        scores = jax.device_get(scorer(run.params, components, key, *batch))
+def _score(mesh: Mesh, score: Callable, images, order: list[int], candidates: int, records, countdown) -> None:
+    """One pass over the images of `order`, as many at a time as there are devices."""
+    for start in range(0, len(order), mesh.size):
+        index = np.array(order[start : start + mesh.size], np.int32)
+        padded = np.resize(index, mesh.size)
+        scores = jax.device_get(score(*sharding.split_batch(mesh, (images[padded], padded))))
         if not np.all(np.isfinite(scores.log_likelihood)):
             bad = padded[~np.isfinite(scores.log_likelihood)][0]
-            raise FloatingPointError(f"the log-likelihood of test image {bad} is not finite")
+            raise FloatingPointError(f"the log-likelihood of image {bad} is not finite")
         rows = zip(index.tolist(), *(np.minimum(a, 1e30).tolist() for a in scores), strict=False)
         records.add(
             [

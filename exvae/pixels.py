@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Bool, Float, UInt8
 
 from exvae import config as configs
 from exvae import data, metrics
 from exvae.data import splits
+from exvae.data.batches import padded_batches
 from exvae.distributions import to_unit
-from exvae.evaluate import padded_batches, standard_error, subset
+from exvae.evaluate import standard_error, subset
 
 BATCH = 500  # images at a time
 BLOCK = 2048  # exemplars at a time
@@ -51,18 +52,11 @@ def log_window(
 
     All rates share the products, and the smallest distance so far as the shift of their running sums.
     """
-    count = len(exemplars)
-    block = min(BLOCK, count)
-    x, exemplars = to_unit(x).reshape(len(x), -1), exemplars.reshape(count, -1)
-    blocks = jnp.pad(exemplars, ((0, -count % block), (0, 0))).reshape(-1, block, x.shape[1])
-    there = (jnp.arange(blocks.shape[0] * block) < count).reshape(-1, block)
+    x = to_unit(x)
 
     def add(carry, tile):
         least, totals = carry  # (B,), (G, B)
-        means = to_unit(tile[0])
-        products = jnp.matmul(x, means.T, precision=lax.Precision.HIGHEST)
-        squares = jnp.sum(jnp.square(x), -1)[:, None] + jnp.sum(jnp.square(means), -1) - 2.0 * products
-        squares = jnp.where(tile[1], jnp.maximum(squares, 0.0), jnp.inf)  # (B, block)
+        squares = _squares(x, tile)
         new_least = jnp.minimum(least, jnp.min(squares, -1))
 
         def add_rate(args):
@@ -74,8 +68,39 @@ def log_window(
         return (new_least, lax.map(add_rate, (rates, totals))), None
 
     start = (jnp.full(len(x), jnp.finfo(jnp.float32).max), jnp.zeros((len(rates), len(x))))
-    (least, totals), _ = lax.scan(add, start, (blocks, there))
-    return jnp.log(totals) - rates[:, None] * least - math.log(count)  # Eq. (2)
+    (least, totals), _ = lax.scan(add, start, _tiles(exemplars))
+    return jnp.log(totals) - rates[:, None] * least - math.log(len(exemplars))  # Eq. (2)
+
+
+@jax.jit
+def _least_square(x: Float[Array, "B ..."], exemplars: UInt8[Array, "N ..."]) -> Float[Array, " B"]:
+    def add(least, tile):
+        return jnp.minimum(least, jnp.min(_squares(x, tile), -1)), None
+
+    return lax.scan(add, jnp.full(len(x), jnp.inf), _tiles(exemplars))[0]
+
+
+def nearest_distance(x: Float[np.ndarray, "n ..."], exemplars: UInt8[Array, "N ..."]) -> Float[np.ndarray, " n"]:
+    """||x - x_n|| of the nearest exemplar, pixels in 0..1."""
+    parts = [_least_square(batch, exemplars) for _, batch in padded_batches(x, BATCH)]
+    return np.sqrt(np.concatenate(jax.device_get(parts))[: len(x)])
+
+
+def _tiles(exemplars: UInt8[Array, "N ..."]) -> tuple[UInt8[Array, "T block P"], Bool[Array, "T block"]]:
+    """Exemplars in blocks of equal size, and which of them are not just filling."""
+    count = len(exemplars)
+    block = min(BLOCK, count)
+    exemplars = jnp.pad(exemplars.reshape(count, -1), ((0, -count % block), (0, 0)))
+    there = jnp.arange(len(exemplars)) < count
+    return exemplars.reshape(-1, block, exemplars.shape[1]), there.reshape(-1, block)
+
+
+def _squares(x: Float[Array, "B ..."], tile: tuple[Array, Array]) -> Float[Array, "B block"]:
+    """||x - x_n||^2 by one matrix product; infinite for what is not there."""
+    x, means = x.reshape(len(x), -1), to_unit(tile[0])
+    products = jnp.matmul(x, means.T, precision=lax.Precision.HIGHEST)
+    squares = jnp.sum(jnp.square(x), -1)[:, None] + jnp.sum(jnp.square(means), -1) - 2.0 * products
+    return jnp.where(tile[1], jnp.maximum(squares, 0.0), jnp.inf)
 
 
 def log_likelihoods(
@@ -109,7 +134,7 @@ def main(config: Any, workdir: Path) -> None:
     binary = config.model.likelihood == "bernoulli"
     kernel = KERNELS[config.model.likelihood]
     dataset = data.load(config.data, binarize=binary)
-    exemplars = data.load_exemplars(config.eval.exemplars, config.data, dataset.train)
+    exemplars = data.load_exemplars(config.eval.exemplars, config.data, dataset.train).images
     metrics.open_workdir(workdir, config.to_dict())
     # The bandwidth is chosen around the training images alone: validation images must not be their own exemplars.
     train, exemplars = (

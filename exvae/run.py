@@ -1,23 +1,40 @@
-"""A trained model, read back from its folder."""
+"""A trained model, read back from its folder, and all that it can be used for."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, Shaped
 
+from exvae import augment, data, evaluate, generate, metrics, models, represent, sharding, step
 from exvae import config as configs
-from exvae import data, metrics, models, sharding, step
 from exvae.checkpoint import Checkpoints
+from exvae.data import splits
+from exvae.data.npz import to_labels, to_uint8
+from exvae.distributions import Normal
 from exvae.errors import UserError
+from exvae.models.encoding import encode
 from exvae.records import fingerprint
 
+Images = Shaped[np.ndarray, "n H W C"]  # as a user has them: bytes, booleans or floats in 0..1; channels may be missing
+Pictures = Float[np.ndarray, "n H W C"]  # float32 in 0..1
 
-class Run(NamedTuple):
-    """The parameters with the best validation ELBO, and what they were trained on."""
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The parameters with the best validation ELBO, what they were trained on, and the exemplars of the prior.
+
+    Methods take images as bytes, booleans or floats in 0..1. Whatever is random is a function of the key.
+    """
 
     config: Any
     workdir: Path
@@ -26,16 +43,120 @@ class Run(NamedTuple):
     model: nn.Module
     params: dict
     step: int  # at which the parameters were the best
+    exemplars: data.Split  # of the prior, and what generation starts from
 
     @property
-    def key(self) -> jax.Array:
+    def key(self) -> Array:
         """Of everything that is drawn after initialisation."""
         return step.split_seed(self.config.seed)[2]
 
+    @functools.cached_property
+    def means(self) -> Float[np.ndarray, "N D"]:
+        """mu(x_n) of the exemplars."""
+        return encode(self.model, self.params, self.exemplars.images).mean
+
+    @functools.cached_property
+    def grey(self) -> data.Dataset:
+        """The data with no split binarized."""
+        return data.load(self.config.data, binarize=False)
+
+    def with_exemplars(self, images: Images, labels: Int[np.ndarray, " n"] | None = None) -> Run:
+        """The same model with other exemplars, as many as there are: p(z|X) is over them. Nothing is trained."""
+        images = self._bytes(images)
+        labels = None if labels is None else to_labels(np.asarray(labels), len(images), "labels")
+        return dataclasses.replace(self, exemplars=data.Split(images, labels))
+
+    def sample(
+        self,
+        key: Array,
+        n: int,
+        *,
+        index: Int[np.ndarray, " s"] | None = None,
+        label: int | None = None,
+        temperature: float = 1.0,
+        draw: bool = False,
+    ) -> Pictures:
+        """n new images: an exemplar drawn uniformly, z ~ r(z|x_n), decoded.
+
+        Args:
+          index: only start from these exemplars. With other priors codes then come from their q(z|x).
+          label: only start from exemplars of this class.
+          temperature: factor on sigma.
+          draw: draw pixels from p(x|z) instead of returning its mean.
+        """
+        sources = None if index is None and label is None else generate.choose(self.exemplars, index, label)
+        return generate.sample(key, self, n, sources=sources, temperature=temperature, draw=draw).images
+
+    def augment(
+        self, key: Array, images: Images, n: int = 1, *, temperature: float = 1.0
+    ) -> Float[np.ndarray, "B n ..."]:
+        """n new versions of each image, decoder means at z ~ r(z|x): (len(images), n, H, W, C)."""
+        copies = np.repeat(self._bytes(images), n, axis=0)
+        new = generate.around(key, self, copies, temperature=temperature)
+        return new.reshape(-1, n, *self.model.image_shape)
+
+    def augmented_batches(
+        self, key: Array, images: Images, labels: Shaped[np.ndarray, " n"], batch_size: int = 100, real: float = 0.4
+    ) -> Iterator[tuple[Pictures, Shaped[np.ndarray, " B"]]]:
+        """Batches (x, y) without end for any training loop: an image is itself with probability `real`, else new."""
+        return augment.batches(key, self, self._bytes(images), np.asarray(labels), batch_size, real)
+
+    def encode(self, images: Images) -> Normal:
+        """q(z|x) of the top latent: `.mean` is the representation, `.log_var` its uncertainty."""
+        return encode(self.model, self.params, self._bytes(images))
+
+    def reconstruct(self, images: Images) -> Pictures:
+        """Mean images at the posterior means of all latents."""
+        return generate.reconstruct(self, self._bytes(images))
+
+    def interpolate(self, a: Images, b: Images, steps: int = 10) -> Float[np.ndarray, "n steps H W C"]:
+        """From each image of a to that of b along a line in latent space; the ends are the reconstructions."""
+        a, b = self._bytes(a), self._bytes(b)
+        if len(a) != len(b):
+            raise UserError(f"interpolate needs as many images on both sides, not {len(a)} and {len(b)}")
+        return generate.interpolate(self, a, b, steps)
+
+    def nearest_exemplars(self, images: Images, k: int = 10) -> represent.Explanation:
+        """The k exemplars that explain each image best, and their responsibilities r(z|x_n) / sum_m r(z|x_m)."""
+        return represent.explain(self, self._bytes(images), k)
+
+    def log_likelihood(self, images: Images, num_samples: int | None = None) -> Float[np.ndarray, " n"]:
+        """log p(x) in nats with all exemplars, importance weighting as in `--task=evaluate`.
+
+        The model is one of binary images: where there are grey levels each pixel is drawn once, as for a test set.
+
+        Args:
+          num_samples: S; None: config.eval.iwae_samples.
+        """
+        run = self
+        if num_samples is not None:
+            config = copy.deepcopy(self.config)
+            config.eval.iwae_samples = num_samples
+            run = dataclasses.replace(self, config=config)
+        stream = np.random.RandomState(splits.BINARIZATION_SEED)
+        return evaluate.log_likelihoods(run, splits.draw_binary(stream, self._bytes(images)))
+
+    def _bytes(self, images: Images) -> Images:
+        """A user's images as (n, H, W, C) bytes of the model's size."""
+        images = to_uint8(np.asarray(images), "images")
+        data.check_size(images, self.model.image_shape, "images")
+        return images
+
 
 def open_run(command: Any, workdir: Path) -> Run:
-    """The run in `workdir`, with `eval` and `data.dir` as the command line has them."""
-    config = configs.of_run(command, metrics.read_config(workdir), workdir)
+    """The run in `workdir`, with the tasks' options and `data.dir` as the command line has them."""
+    return _open(configs.of_run(command, metrics.read_config(workdir), workdir), workdir)
+
+
+def load(workdir: str | Path, *, data_dir: str = "") -> Run:
+    """The trained model in a run's folder; `data_dir` where its data have moved since."""
+    workdir = Path(workdir)
+    config = configs.stored(metrics.read_config(workdir), workdir)
+    config.data.dir = data_dir or config.data.dir
+    return _open(config, workdir)
+
+
+def _open(config: Any, workdir: Path) -> Run:
     configs.validate(config)
     if not (workdir / "checkpoints" / "best").is_dir():
         raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
@@ -58,4 +179,5 @@ def open_run(command: Any, workdir: Path) -> Run:
     checksum = fingerprint(dataset.train.images)
     if meta.get("images", checksum) != checksum:
         raise UserError(f"--workdir={workdir} holds a run on other training images than config.data.dir has")
-    return Run(config, workdir, dataset, mesh, model, params, best_step)
+    exemplars = data.load_exemplars(config.eval.exemplars, config.data, dataset.train)
+    return Run(config, workdir, dataset, mesh, model, params, best_step, exemplars)

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jaxtyping import Array, Int, UInt8
+from jaxtyping import Array, UInt8
 
 from exvae import config as configs
-from exvae import data, figures, generate, metrics, models, optim, sharding
+from exvae import data, generate, metrics, models, optim, sharding
 from exvae.checkpoint import Checkpoints
+from exvae.data.batches import epoch_order
 from exvae.errors import UserError
 from exvae.evaluate import Evaluator, evaluate, make_evaluator, mean_elbo
 from exvae.evaluate import describe as describe_figures
@@ -177,12 +178,6 @@ def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, beg
     return state
 
 
-def epoch_order(seed: int, epoch: int, num_train: int, batch_size: int) -> Int[np.ndarray, "T B"]:
-    """The batches of an epoch, a function of (seed, epoch) alone. What does not fill a batch waits for the next."""
-    order = np.random.default_rng((seed, epoch)).permutation(num_train).astype(np.int32)
-    return order[: num_train // batch_size * batch_size].reshape(-1, batch_size)
-
-
 def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progress, began, finder) -> TrainState:
     """The steps of an epoch that are still to be taken."""
     config = setup.config
@@ -256,11 +251,9 @@ def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, s
     """Samples and test figures of the best parameters, results.json."""
     best_step, params, _ = checkpoints.restore_best(state.params)
     epoch = best_step // setup.steps_per_epoch
-    run = Run(setup.config, setup.workdir, setup.dataset, setup.mesh, setup.model, params, best_step)
-    rows = min(8, len(setup.images))
-    draw = functools.partial(generate.sample_plates, config=setup.config, model=setup.model, rows=rows, columns=12)
-    plates = jax.jit(draw)(stream(run.key, SAMPLES), params=params, images=setup.images)
-    figures.save_grid(setup.workdir / "figures" / "samples.png", np.asarray(plates))
+    exemplars = data.load_exemplars(setup.config.eval.exemplars, setup.config.data, setup.dataset.train)
+    run = Run(setup.config, setup.workdir, setup.dataset, setup.mesh, setup.model, params, best_step, exemplars)
+    generate.save_samples(stream(run.key, SAMPLES), run)
     save = functools.partial(metrics.update_results, setup.workdir, setup.config, epoch, seconds=seconds)
     values = evaluate(run, setup.evaluator, save)
     writer.write(best_step, epoch, "test", values)

@@ -21,7 +21,7 @@ def test_every_field_is_read_by_the_code():
     resolved = (ROOT / "exvae" / "config.py").read_text().split("def resolve")[1]
     for field in configs.field_names():
         name = field.split(".")[-1]
-        assert re.search(rf"config[a-z_]*(\.\w+)?\.{name}\b", code + resolved), field
+        assert re.search(rf"(config[a-z_]*(\.\w+)?|options)\.{name}\b", code + resolved), field
 
 
 @pytest.mark.parametrize("name", [*PAPER, "quickstart"])

@@ -74,7 +74,7 @@ def test_evaluating_again_does_nothing_and_says_the_same(copied, monkeypatch):
     config, workdir = copied
     before = results_of(workdir)
     monkeypatch.setattr(evaluate, "make_scorer", None)  # nothing is left to score
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     assert results_of(workdir) == before
 
 
@@ -82,7 +82,7 @@ def test_pruned_doubles_until_the_audit_is_content_and_then_equals_exact(copied)
     """With no tolerance every image ends with all 320 exemplars: 50, 100, 200, 320."""
     config, workdir = copied
     config.eval.tolerance, config.eval.num_images = 0.0, 6
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     pruned = results_of(workdir)
     (records,) = (records for records in record_files(workdir).values() if len({r["image"] for r in records}) == 6)
     by_image = {}
@@ -97,7 +97,7 @@ def test_pruned_doubles_until_the_audit_is_content_and_then_equals_exact(copied)
         assert np.all(np.diff(values) >= -1e-4)
     assert (pruned["loss"], pruned["images_doubled"]) == (0.0, 6)
     config.eval.method = "exact"
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     exact = results_of(workdir)
     assert exact["log_likelihood"] == pytest.approx(pruned["log_likelihood"], abs=1e-5)
     assert "loss" not in exact
@@ -118,10 +118,10 @@ def test_interval_of_the_audit_covers_what_pruning_lost(copied):
     """200 of 320 exemplars and no doubling lose enough to be seen and little enough for the normal interval."""
     config, workdir = copied
     config.eval.candidates, config.eval.audit, config.eval.iwae_samples = 200, 16, 60
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     pruned = results_of(workdir)
     config.eval.method = "exact"
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     values = values_by_image(workdir, 60)
     lost = np.array([values["exact"][image] - values["pruned"][image] for image in values["exact"]])
     assert results_of(workdir)["log_likelihood"] - pruned["log_likelihood"] == pytest.approx(lost.mean(), abs=1e-6)
@@ -134,7 +134,7 @@ def test_interval_of_the_audit_covers_what_pruning_lost(copied):
 def test_interrupted_evaluation_goes_on_and_scores_no_image_twice(copied, monkeypatch):
     config, workdir = copied
     config.eval.iwae_samples = 30
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     straight, straight_files = results_of(workdir), record_files(workdir)
     shutil.rmtree(workdir / "evaluations")
     add, done = Records.add, []
@@ -147,9 +147,9 @@ def test_interrupted_evaluation_goes_on_and_scores_no_image_twice(copied, monkey
 
     monkeypatch.setattr(Records, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        evaluate.main(config, workdir)
+        evaluate.main(open_run(config, workdir))
     assert results_of(workdir) == straight  # the figures that were there are not lost
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     assert results_of(workdir) == straight
     assert len(done) == sum(len(records) for records in record_files(workdir).values())
     (records,) = record_files(workdir).values()
@@ -203,37 +203,36 @@ def test_several_devices_give_the_same_figures(copied):
 def test_figures_of_other_parameters_images_or_options_are_not_mixed_up(trained):
     config, workdir = trained
     run = open_run(config, workdir)
-    images = run.dataset.train.images
 
     def changed(**fields):
         other = copy.deepcopy(run.config)
         other.update_from_flattened_dict(fields)
-        return evaluate.settings_of(run._replace(config=other), images)
+        return evaluate.settings_of(dataclasses.replace(run, config=other))
 
     test = dataclasses.replace(run.dataset.test, images=run.dataset.test.images[::-1])
     poisoned = jax.tree.map(lambda leaf: leaf + 1e-3, run.params)
     others = [
-        evaluate.settings_of(run._replace(params=poisoned), images),
-        evaluate.settings_of(run._replace(dataset=dataclasses.replace(run.dataset, test=test)), images),
-        evaluate.settings_of(run, images[1:]),
+        evaluate.settings_of(dataclasses.replace(run, params=poisoned)),
+        evaluate.settings_of(dataclasses.replace(run, dataset=dataclasses.replace(run.dataset, test=test))),
+        evaluate.settings_of(run.with_exemplars(run.exemplars.images[1:])),
         changed(seed=5),
         *(changed(**{f"eval.{name}": 7}) for name in ("iwae_samples", "candidates", "audit")),
         changed(**{"eval.tolerance": 0.5}),
         changed(**{"eval.method": "exact"}),
     ]
-    here = evaluate.settings_of(run, images)
+    here = evaluate.settings_of(run)
     assert all(other != here for other in others)
     assert changed(**{"eval.num_images": 5}) == here  # a part of the same figures
-    assert evaluate.settings_of(open_run(config, workdir), images) == here
+    assert evaluate.settings_of(open_run(config, workdir)) == here
 
 
 def test_fields_that_do_not_matter_do_not_score_again(copied, monkeypatch):
     config, workdir = copied
     config.eval.method, config.eval.num_images = "exact", 3
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     monkeypatch.setattr(evaluate, "make_scorer", None)
     config.eval.tolerance, config.eval.candidates, config.eval.audit = 0.5, 9, 2
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
 
 
 def test_every_kind_of_evaluation_keeps_its_summary(copied):
@@ -241,7 +240,7 @@ def test_every_kind_of_evaluation_keeps_its_summary(copied):
     first = results_of(workdir)
     config.eval.num_images = 2
     config.eval.method = "exact"
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     summaries = [json.loads(path.read_text()) for path in (workdir / "evaluations").glob("*.json")]
     assert sorted(summary["eval"]["method"] for summary in summaries) == ["exact", "pruned"]
     assert first in [summary["test"] for summary in summaries]
@@ -255,7 +254,7 @@ def test_other_training_images_are_refused(tmp_path, tiny_config, rng):
     train.train(tiny_config, tmp_path / "run")
     np.savez(tmp_path / "images.npz", images=images[::-1])
     with pytest.raises(UserError, match="other training images"):
-        evaluate.main(tiny_config, tmp_path / "run")
+        evaluate.main(open_run(tiny_config, tmp_path / "run"))
 
 
 def test_more_images_go_on_from_fewer(copied):
@@ -263,7 +262,7 @@ def test_more_images_go_on_from_fewer(copied):
     config.eval.iwae_samples = 25
     for number, scored in ((3, 3), (7, 7), (5, 7)):
         config.eval.num_images = number
-        evaluate.main(config, workdir)
+        evaluate.main(open_run(config, workdir))
         assert results_of(workdir)["num_images"] == number
         counts = [len({record["image"] for record in records}) for records in record_files(workdir).values()]
         assert sorted(counts) == [scored, 40]
@@ -274,59 +273,59 @@ def test_exemplars_can_be_others_than_the_training_set(copied, rng):
     config.eval.num_images = 5
     dataset = data.load(config.data)
     config.eval.exemplars = "train+valid"
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     both = results_of(workdir)
     assert both["exemplars"] == 360
     grey = data.load(config.data, binarize=False)
     np.savez(workdir / "both.npz", images=np.concatenate([grey.train.images, grey.valid.images]))
     config.eval.exemplars = f"npz:{workdir}/both.npz"
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     assert results_of(workdir) == both
     np.savez(workdir / "few.npz", train=dataset.test.images[:9])
     config.eval.exemplars = f"npz:{workdir}/few.npz"
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     assert results_of(workdir)["exemplars"] == 9
     assert results_of(workdir)["log_likelihood"] != both["log_likelihood"]
     np.savez(workdir / "small.npz", images=np.zeros((9, 14, 14)))
     config.eval.exemplars = f"npz:{workdir}/small.npz"
-    with pytest.raises(UserError, match="images of 14x14x1, the model is for 28x28x1"):
-        evaluate.main(config, workdir)
+    with pytest.raises(UserError, match="images of 14x14x1, but the model is for 28x28x1"):
+        evaluate.main(open_run(config, workdir))
 
 
 def test_folder_without_a_checkpoint_is_refused(copied, tmp_path):
     config, workdir = copied
     with pytest.raises(UserError, match="holds no run"):
-        evaluate.main(config, tmp_path / "nothing")
+        evaluate.main(open_run(config, tmp_path / "nothing"))
     assert not (tmp_path / "nothing").exists()
     shutil.rmtree(workdir / "checkpoints" / "best")
     with pytest.raises(UserError, match="holds no checkpoint"):
-        evaluate.main(config, workdir)
+        evaluate.main(open_run(config, workdir))
     for text in ("{", '{"train": {"batch_size": "x"}}'):
         stored = json.loads((workdir / "results.json").read_text())["config"]
         stored["train"]["batch_size"] = "x"
         (workdir / "config.json").write_text(text if text == "{" else json.dumps(stored))
         with pytest.raises(UserError, match="is not the config of a run"):
-            evaluate.main(config, workdir)
+            evaluate.main(open_run(config, workdir))
 
 
 def test_run_of_another_model_is_refused_and_how_it_was_trained_is_not_asked(copied):
     config, workdir = copied
     config.train.batch_size, config.optim.learning_rate, config.prior.num_exemplars = 7, 0.3, 11
     config.eval.num_images = 2
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     stored = json.loads((workdir / "results.json").read_text())["config"]
     assert (stored["train"]["batch_size"], stored["eval"]["num_images"]) == (40, 2)
     for field, value in (("prior.name", "vamp"), ("data.name", "mnist_5k"), ("model.architecture", "hvae")):
         other = copy.deepcopy(config)
         other.update_from_flattened_dict({field: value})
         with pytest.raises(UserError, match=f"{field}: '{value}' here, '.*' in the run"):
-            evaluate.main(other, workdir)
+            evaluate.main(open_run(other, workdir))
     config.model.architecture = "hvae"
     # The same with a config.json that claims so: the checkpoint itself does not fit.
     stored["model"]["architecture"] = "hvae"
     (workdir / "config.json").write_text(json.dumps(stored))
     with pytest.raises(UserError, match="no readable checkpoint"):
-        evaluate.main(config, workdir)
+        evaluate.main(open_run(config, workdir))
 
 
 def test_damaged_checkpoint_falls_back_to_the_one_before(copied, capsys):
@@ -337,6 +336,6 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(copied, capsys):
         if path.is_file():
             path.write_bytes(path.read_bytes()[:-7])
     config.eval.num_images = 2
-    evaluate.main(config, workdir)
+    evaluate.main(open_run(config, workdir))
     assert "warning: the checkpoint of step 16 is damaged" in capsys.readouterr().out
     assert json.loads((workdir / "results.json").read_text())["best_epoch"] == 1

@@ -17,6 +17,7 @@ from PIL import Image
 
 from exvae import step, train
 from exvae.checkpoint import Checkpoints
+from exvae.data.batches import epoch_order
 
 ROOT = Path(__file__).parents[1]
 
@@ -198,13 +199,13 @@ def test_early_stopping_ends_the_run_after_the_warm_up(tiny_config, tmp_path):
 
 
 def test_epoch_order_visits_every_image_once_and_depends_on_seed_and_epoch():
-    order = train.epoch_order(seed=3, epoch=5, num_train=103, batch_size=10)
+    order = epoch_order(seed=3, epoch=5, num_train=103, batch_size=10)
     assert order.shape == (10, 10)
     assert len(set(order.ravel())) == 100
     assert set(order.ravel()) <= set(range(103))
-    np.testing.assert_array_equal(order, train.epoch_order(3, 5, 103, 10))
-    assert (order != train.epoch_order(3, 6, 103, 10)).any()
-    assert (order != train.epoch_order(4, 5, 103, 10)).any()
+    np.testing.assert_array_equal(order, epoch_order(3, 5, 103, 10))
+    assert (order != epoch_order(3, 6, 103, 10)).any()
+    assert (order != epoch_order(4, 5, 103, 10)).any()
 
 
 def test_table_rows_change_only_where_images_were_encoded(tiny_config, tmp_path):

@@ -13,7 +13,7 @@ from exvae.data import registry, splits
 from exvae.data.types import Dataset, Split
 from exvae.errors import UserError
 
-__all__ = ["Dataset", "Split", "check_name", "load", "load_exemplars", "names"]
+__all__ = ["Dataset", "Split", "check_name", "check_size", "join", "load", "load_exemplars", "names"]
 
 _PREFIXES = ("npz:", "images:")
 
@@ -33,20 +33,30 @@ def load(data_config: ml_collections.ConfigDict, *, binarize: bool = True) -> Da
     return splits.binarize(dataset) if binarize else dataset
 
 
-def load_exemplars(which: str, data_config: ml_collections.ConfigDict, train: Split) -> UInt8[np.ndarray, "N H W C"]:
-    """The images that `config.eval.exemplars` names: train, train+valid (both grey) or npz:PATH."""
+def load_exemplars(which: str, data_config: ml_collections.ConfigDict, train: Split) -> Split:
+    """What `config.eval.exemplars` names: train, train+valid (both grey), npz:PATH or images:PATH."""
     if which == "train":
-        return train.images
+        return train
     if which == "train+valid":
-        return np.concatenate([train.images, load(data_config, binarize=False).valid.images])
-    from exvae.data import npz
+        return join(train, load(data_config, binarize=False).valid)
+    height, _, channels = train.images.shape[1:]
+    parts = _read_own(which, image_size=height, colour=channels == 3)
+    split = parts["all" if "all" in parts else "train"]
+    check_size(split.images, train.images.shape[1:], f"config.eval.exemplars={which}")
+    return split
 
-    parts = npz.read(Path(which.removeprefix("npz:")).expanduser())
-    images = parts["all" if "all" in parts else "train"].images
-    if images.shape[1:] != train.images.shape[1:]:
-        here, there = ("x".join(map(str, shape[1:])) for shape in (images.shape, train.images.shape))
-        raise UserError(f"config.eval.exemplars={which} holds images of {here}, the model is for {there}")
-    return images
+
+def join(*parts: Split) -> Split:
+    """One after another; labels only where all parts have them."""
+    labels = None if any(part.labels is None for part in parts) else np.concatenate([part.labels for part in parts])
+    return Split(np.concatenate([part.images for part in parts]), labels)
+
+
+def check_size(images: UInt8[np.ndarray, "n H W C"], image_shape: tuple[int, ...], where: str) -> None:
+    """Refuse images of another size than the model's."""
+    if images.shape[1:] != tuple(image_shape):
+        here, there = ("x".join(map(str, shape)) for shape in (images.shape[1:], image_shape))
+        raise UserError(f"{where}: images of {here}, but the model is for {there}")
 
 
 def check_name(name: str) -> None:
@@ -65,24 +75,28 @@ def _load_bytes(data_config: ml_collections.ConfigDict) -> Dataset:
     name, seed = data_config.name, data_config.split_seed
     if name in registry.SETS:
         return registry.load(name, data_config.dir, seed)
-    kind, _, path = name.partition(":")
-    if kind == "mnist_5k":
+    if name == "mnist_5k":
         from exvae.data import bundled
 
         parts = bundled.read()
-    elif kind == "glyphs":
+    elif name == "glyphs":
         from exvae.data import glyphs
 
         if data_config.num_images < 3:
             raise UserError(f"config.data.num_images={data_config.num_images} must be at least 3")
         parts = {"all": glyphs.generate(data_config.num_images, seed)}  # one seed names both drawings and split
-    elif kind == "npz":
+    else:
+        parts = _read_own(name, image_size=data_config.image_size, colour=data_config.colour)
+    return splits.assign(parts, seed=seed)
+
+
+def _read_own(name: str, *, image_size: int, colour: bool) -> dict[str, Split]:
+    """The parts of npz:PATH or images:PATH."""
+    kind, _, path = name.partition(":")
+    if kind == "npz":
         from exvae.data import npz
 
-        parts = npz.read(Path(path).expanduser())
-    else:
-        from exvae.data import images
+        return npz.read(Path(path).expanduser())
+    from exvae.data import images
 
-        size, colour = data_config.image_size, data_config.colour
-        parts = images.read(Path(path).expanduser(), image_size=size, colour=colour)
-    return splits.assign(parts, seed=seed)
+    return images.read(Path(path).expanduser(), image_size=image_size, colour=colour)

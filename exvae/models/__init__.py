@@ -1,10 +1,12 @@
-"""Architectures. Each is a Flax module with the same five methods; a new one is a file and a line here.
+"""Architectures. Each is a Flax module with the same seven methods; a new one is a file and a line here.
 
 encode   images -> q(z|x), the posterior of the top latent
 observe  images -> all that the encoders say of them
 draw     what was observed -> Terms of one sample of every latent for each row
 terms    draw of observe
-decode   codes of the top latent -> mean images
+decode   codes of the top latent -> mean images, whatever lies below it drawn
+latents  images -> posterior means of every latent, the top one first
+render   every latent -> mean images
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Latent means of many images, in blocks."""
+"""Posteriors and latent means of many images, in blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt8
 
-from exvae.distributions import to_unit
+from exvae.data.batches import padded_batches
+from exvae.distributions import Normal, to_unit
 
 BLOCK = 1000  # images encoded at a time: their activations stay in the cache of a CPU core
 
@@ -56,3 +58,16 @@ def _bytes_per_image(block_fn: Callable, params: dict) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
 
     return kept(2) - kept(1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+@jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
+def posterior(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -> Normal:
+    """q(z|x) of the top latent."""
+    return model.apply({"params": params["model"]}, to_unit(images), method="encode")
+
+
+def encode(model: nn.Module, params: dict, images: UInt8[np.ndarray, "n H W C"]) -> Normal:
+    """q(z|x) of any number of images, streamed from the host."""
+    parts = [posterior(model, params, batch) for _, batch in padded_batches(images, BLOCK)]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(images)], *jax.device_get(parts))

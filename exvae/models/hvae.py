@@ -73,5 +73,12 @@ class HVAE(nn.Module):
         return self.draw(key, self.observe(x))
 
     def decode(self, key: Array, z: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
-        z1 = sample_normal(key, self.prior_z1(z))
-        return jax.nn.sigmoid(self.logits(z1, z))
+        return self.render((z, sample_normal(key, self.prior_z1(z))))
+
+    def latents(self, x: Float[Array, "B H W C"]) -> tuple[Float[Array, "B D"], Float[Array, "B D1"]]:
+        z2 = self.encode(x).mean
+        return z2, self.posterior_z1(self.z1_from_x(self.read(x)), z2).mean
+
+    def render(self, latents: tuple[Float[Array, "B D"], Float[Array, "B D1"]]) -> Float[Array, "B H W C"]:
+        z2, z1 = latents
+        return jax.nn.sigmoid(self.logits(z1, z2))

@@ -48,4 +48,10 @@ class VAE(nn.Module):
 
     def decode(self, key: Array, z: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
         del key  # nothing is drawn below z
-        return jax.nn.sigmoid(self.logits(z))
+        return self.render((z,))
+
+    def latents(self, x: Float[Array, "B H W C"]) -> tuple[Float[Array, "B D"]]:
+        return (self.encode(x).mean,)
+
+    def render(self, latents: tuple[Float[Array, "B D"]]) -> Float[Array, "B H W C"]:
+        return jax.nn.sigmoid(self.logits(*latents))

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Float, Int
 
-from exvae.distributions import to_unit
+from exvae.distributions import Normal
 from exvae.models import Terms
 from exvae.models.encoding import encode_means
 from exvae.priors.parzen import exemplar_log_prob
@@ -94,12 +94,9 @@ def log_prob(mixture: Components, z: Float[Array, "B D"]) -> Float[Array, " B"]:
     return exemplar_log_prob(z, mixture.means, mixture.log_var, count=mixture.count)
 
 
-def sample(
-    key: Array, model: nn.Module, params: dict, images: UInt8[Array, "N H W C"], rows: int, columns: int
-) -> tuple[Float[Array, "R C D"], Float[Array, "R H W c"]]:
-    """Each row around one exemplar, drawn uniformly: z ~ r(z|x_n), Eq. (7)."""
-    key_pick, key_z = jax.random.split(key)
-    index = jax.random.choice(key_pick, len(images), (rows,), replace=False)
-    means = encode_means(model, params["model"], images, index)[:, None]
-    noise = jax.random.normal(key_z, (rows, columns, model.latent_dim))
-    return means + jnp.exp(0.5 * params["prior"]["log_var"]) * noise, to_unit(images[index])  # Eq. (7)
+def transition(params: dict, q: Normal) -> Normal:
+    """r(z|x) = N(z | mu(x), sigma^2 I), Eq. (7)."""
+    return q._replace(log_var=jnp.broadcast_to(params["prior"]["log_var"], q.mean.shape))
+
+
+sample = None  # p(z|X) is drawn from by drawing an exemplar and then from its transition

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float
 
 from exvae.distributions import Normal, log_normal
 from exvae.models import Terms
@@ -42,8 +42,12 @@ def log_prob(nothing: None, z: Float[Array, "B D"]) -> Float[Array, " B"]:
     return gaussian_log_prob(z)
 
 
-def sample(
-    key: Array, model: nn.Module, params: dict, images: UInt8[Array, "N H W C"], rows: int, columns: int
-) -> tuple[Float[Array, "R C D"], None]:
-    del params, images
-    return jax.random.normal(key, (rows, columns, model.latent_dim)), None
+def transition(params: dict, q: Normal) -> Normal:
+    """q(z|x) itself, as in the paper's data augmentation."""
+    del params
+    return q
+
+
+def sample(key: Array, model: nn.Module, params: dict, count: int, temperature: float) -> Float[Array, "n D"]:
+    del params
+    return temperature * jax.random.normal(key, (count, model.latent_dim))

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import lax
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float
 
-from exvae.distributions import LOG_2PI, Normal
+from exvae.distributions import LOG_2PI, Normal, sample_normal
 from exvae.models import Terms
 from exvae.priors.types import Batch, Means
 
@@ -60,13 +60,15 @@ def log_prob(posteriors: Normal, z: Float[Array, "B D"]) -> Float[Array, " B"]:
     return vamp_log_prob(z - origin, posteriors._replace(mean=posteriors.mean - origin))
 
 
-def sample(
-    key: Array, model: nn.Module, params: dict, images: UInt8[Array, "N H W C"], rows: int, columns: int
-) -> tuple[Float[Array, "R C D"], None]:
+def transition(params: dict, q: Normal) -> Normal:
+    """q(z|x) itself, as in the paper's data augmentation."""
+    del params
+    return q
+
+
+def sample(key: Array, model: nn.Module, params: dict, count: int, temperature: float) -> Float[Array, "n D"]:
     """A component is drawn uniformly for each code."""
-    del images
     key_pick, key_z = jax.random.split(key)
     q = pseudo_posteriors(model, params)
-    pick = jax.random.randint(key_pick, (rows, columns), 0, len(q.mean))
-    noise = jax.random.normal(key_z, (rows, columns, model.latent_dim))
-    return q.mean[pick] + jnp.exp(0.5 * q.log_var[pick]) * noise, None
+    pick = jax.random.randint(key_pick, (count,), 0, len(q.mean))
+    return sample_normal(key_z, Normal(q.mean[pick], q.log_var[pick]), temperature)

@@ -1,0 +1,22 @@
+"""Orders in which images are visited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Int, Shaped
+
+
+def epoch_order(seed: int, epoch: int, num_train: int, batch_size: int) -> Int[np.ndarray, "T B"]:
+    """The batches of an epoch, a function of (seed, epoch) alone. What does not fill a batch waits for the next."""
+    order = np.random.default_rng((seed, epoch)).permutation(num_train).astype(np.int32)
+    return order[: num_train // batch_size * batch_size].reshape(-1, batch_size)
+
+
+def padded_batches(images: Shaped[np.ndarray, "n ..."], size: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Batches and where they start; the last one is filled up, so that there is one shape and one compilation."""
+    size = min(size, len(images))
+    for start in range(0, len(images), size):
+        batch = images[start : start + size]
+        yield start, np.pad(batch, [(0, size - len(batch))] + [(0, 0)] * (images.ndim - 1))
