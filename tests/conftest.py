@@ -5,12 +5,19 @@ import os
 # Programs of the tests run for milliseconds: compile them fast, not well. Processes that tests start inherit it.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
+import copy
+import functools
+import shutil
+
 import jax
 import ml_collections
 import numpy as np
 import pytest
 
 from exvae import config as configs
+from exvae import data, models, sharding, train
+from exvae.run import Run
+from exvae.step import init_params
 
 # Compiled functions are kept between test runs, and between a test and the processes that it starts.
 CACHE = os.path.join(os.path.dirname(__file__), "..", ".jax_cache")
@@ -56,3 +63,45 @@ def tiny_flags() -> list[str]:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A tiny run of one epoch: its config and its folder, which tests copy."""
+    config = configs.get_config()
+    config.update_from_flattened_dict({**TINY_FIELDS, "train.epochs": 1})
+    folder = tmp_path_factory.mktemp("trained")
+    train.train(config, folder)
+    return config, folder
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    config, folder = trained
+    shutil.copytree(folder, tmp_path / "run")
+    return copy.deepcopy(config), tmp_path / "run"
+
+
+@functools.cache
+def _glyphs(binarize: bool) -> data.Dataset:
+    """The tiny data with five classes."""
+    config = configs.get_config()
+    config.update_from_flattened_dict(TINY_FIELDS)
+    dataset = data.load(config.data, binarize=binarize)
+    return data.Dataset(*(data.Split(part.images, part.labels % 5) for part in vars(dataset).values()))
+
+
+@pytest.fixture
+def make_run(tiny_config, tmp_path):
+    """A Run with parameters as they are initialised, as if it had been trained: make_run(prior, architecture)."""
+
+    def make(prior: str = "exemplar", architecture: str = "vae") -> Run:
+        config, dataset = copy.deepcopy(tiny_config), _glyphs(binarize=True)
+        config.prior.name, config.model.architecture = prior, architecture
+        model = models.build(config.model, dataset.train.images.shape[1:])
+        params = jax.jit(lambda: init_params(config, model))()
+        run = Run(config, tmp_path, dataset, sharding.make_mesh(), model, params, 0, dataset.train)
+        run.__dict__["grey"] = _glyphs(binarize=False)
+        return run
+
+    return make

@@ -17,30 +17,12 @@ import pytest
 from scipy import stats
 
 from exvae import data, evaluate, train
-from exvae.config import get_config
 from exvae.errors import UserError
 from exvae.records import Records
 from exvae.run import open_run
 from tests.conftest import TINY_FIELDS
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A tiny run of one epoch: its config and its folder, which tests copy."""
-    config = get_config()
-    config.update_from_flattened_dict({**TINY_FIELDS, "train.epochs": 1})
-    folder = tmp_path_factory.mktemp("trained")
-    train.train(config, folder)
-    return config, folder
-
-
-@pytest.fixture
-def copied(trained, tmp_path):
-    config, folder = trained
-    shutil.copytree(folder, tmp_path / "run")
-    return copy.deepcopy(config), tmp_path / "run"
 
 
 def results_of(workdir) -> dict:

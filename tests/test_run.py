@@ -1,0 +1,127 @@
+"""A trained model from Python: `exvae.load`."""
+
+import jax
+import numpy as np
+import pytest
+
+import exvae
+from exvae.errors import UserError
+
+KEY = jax.random.key(0)
+
+
+@pytest.fixture
+def loaded(copied):
+    return exvae.load(str(copied[1]))
+
+
+def far_away(run, count):
+    """Images whose means lie far from those of the exemplars, so that no code near these is explained by them."""
+    rng = np.random.default_rng(0)
+    pool = rng.integers(0, 256, (4000, *run.model.image_shape), dtype=np.uint8)
+    z = run.encode(pool).mean
+    squares = ((z[:, None] - run.means[None]) ** 2).sum(-1)
+    far = np.argsort(-squares.min(1))[:count]
+    return pool[far], np.argsort(-squares[far].min(0))[:4]  # and the exemplars that lie farthest from them
+
+
+def test_loaded_run_is_the_trained_one(loaded, copied):
+    config, workdir = copied
+    assert (loaded.config.model.latent_dim, loaded.workdir) == (4, workdir)
+    assert len(loaded.exemplars) == 320
+    from exvae.run import open_run
+
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, open_run(config, workdir).params)
+
+
+def test_every_method_takes_images_in_any_form(loaded):
+    images = loaded.dataset.test.images[:4]  # bytes 0 and 255
+    forms = [images, images[..., 0], images / 255.0, images > 0, (images > 0).astype(np.uint8)]
+    for form in forms:
+        np.testing.assert_allclose(loaded.encode(form).mean, loaded.encode(images).mean, atol=1e-5)
+        np.testing.assert_allclose(loaded.reconstruct(form), loaded.reconstruct(images), atol=1e-5)
+    assert loaded.encode(images).log_var.shape == (4, 4)
+    assert loaded.sample(KEY, 3).shape == (3, 28, 28, 1)
+    assert loaded.interpolate(images[:2], images[2:], 3).shape == (2, 3, 28, 28, 1)
+    assert loaded.nearest_exemplars(images, 5).index.shape == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (np.zeros((2, 14, 14), np.uint8), "images of 14x14x1, but the model is for 28x28x1"),
+        (np.zeros((2, 28, 28, 3), np.uint8), "images of 28x28x3"),
+        (np.full((2, 28, 28), np.nan), "NaN or infinite"),
+        (np.full((2, 28, 28), 7.0), "must lie in 0..1"),
+        (np.zeros((0, 28, 28)), "holds no images"),
+        (np.zeros(3), "expected"),
+    ],
+)
+def test_images_of_the_wrong_kind_are_refused(loaded, images, said):
+    calls = [
+        loaded.encode, loaded.reconstruct, loaded.nearest_exemplars, loaded.with_exemplars, loaded.log_likelihood,
+        lambda x: loaded.augment(KEY, x), lambda x: loaded.interpolate(x, x),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(UserError, match=said):
+            call(images)
+
+
+def test_interpolation_between_unequal_numbers_is_refused(loaded):
+    with pytest.raises(UserError, match="not 2 and 3"):
+        loaded.interpolate(loaded.dataset.test.images[:2], loaded.dataset.test.images[:3])
+
+
+def test_samples_come_from_other_exemplars_twice_as_many(loaded):
+    more = np.concatenate([loaded.exemplars.images, 255 - loaded.exemplars.images])
+    labels = np.repeat([0, 1], 320)
+    twice = loaded.with_exemplars(more, labels)
+    assert (len(twice.exemplars), len(loaded.exemplars)) == (640, 320)  # a new run; the old one is as it was
+    np.testing.assert_allclose(twice.means[:320], loaded.means, atol=1e-5)
+    inverted = twice.sample(KEY, 50, label=1, temperature=0.0)
+    possible = twice.reconstruct(more[320:])
+    distance = np.abs(inverted[:, None] - possible[None]).max(axis=(2, 3, 4)).min(1)
+    assert distance.max() < 1e-4
+    from exvae import generate
+
+    sources = generate.sample(KEY, twice, 400).sources
+    assert 120 < np.sum(sources >= 320) < 280
+
+
+def test_every_exemplar_twice_is_the_same_prior(loaded):
+    """p(z|X) = 1/N sum: every exemplar twice changes nothing."""
+    images = loaded.dataset.test.images[:5]
+    here = loaded.log_likelihood(images)
+    doubled = loaded.with_exemplars(np.repeat(loaded.exemplars.images, 2, axis=0))
+    np.testing.assert_allclose(doubled.log_likelihood(images), here, atol=2e-3)
+
+
+def test_exemplars_far_away_cost_log_two(loaded):
+    """The mixture divides by all exemplars, those that explain nothing included."""
+    config = loaded.config
+    config.eval.method = "exact"
+    loaded.params["prior"]["log_var"] = np.float32(-6.0)  # narrow components: far is far
+    others, near = far_away(loaded, 320)
+    images = loaded.exemplars.images[near]
+    here = loaded.log_likelihood(images, num_samples=7)
+    twice = loaded.with_exemplars(np.concatenate([loaded.exemplars.images, others]))
+    np.testing.assert_allclose(twice.log_likelihood(images, num_samples=7), here - np.log(2), atol=2e-3)
+
+
+def test_log_likelihood_of_the_test_set_is_that_of_the_task(loaded):
+    import json
+
+    results = json.loads((loaded.workdir / "results.json").read_text())["test"]
+    loaded.config.eval.candidates, loaded.config.eval.audit, loaded.config.eval.tolerance = 50, 4, 1e9
+    found = loaded.log_likelihood(loaded.dataset.test.images, num_samples=20)
+    assert found.mean() == pytest.approx(results["log_likelihood"], abs=1e-4)
+
+
+def test_labels_of_another_length_are_refused(loaded):
+    with pytest.raises(UserError, match="expected 320 integers"):
+        loaded.with_exemplars(loaded.exemplars.images, np.zeros(3, np.int32))
+
+
+def test_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no run"):
+        exvae.load(tmp_path)
