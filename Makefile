@@ -18,6 +18,7 @@ lint: $(VENV)/installed-dev
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.train_step
 	$(BIN)/python -m benchmarks.likelihood
+	$(BIN)/python -m benchmarks.augment_step
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 def run(capsys, *arguments: str) -> tuple[int, str]:
     """Exit code and standard error of `python launch.py ...`, in this process."""
-    argv = ["launch.py", "--config=experiments/quickstart.py", "--task=train", *arguments]
+    argv = ["launch.py", "--config=experiments/quickstart.py", "--task=train", "--out=", *arguments]
     with mock.patch.object(sys, "argv", argv):  # config_flags looks there for the fields that are set
         code = launch.main(argv)
     for name in [name for name in flags.FLAGS if name.startswith("config.")]:
@@ -49,11 +49,22 @@ def files(folder: Path) -> dict:
         ("--config.eval.method=prune", "did you mean 'pruned'"),
         ("--config.eval.exemplars=trian", "did you mean 'train'"),
         ("--config.eval.exemplars=npz:missing.npz", "missing.npz: no such file"),
-        ("--config.eval.exemplars=npz:", "must be one of train, train+valid, npz:PATH"),
+        ("--config.eval.exemplars=npz:", "must be one of train, train+valid, npz:PATH, images:PATH"),
         ("--config.eval.iwae_samples=0", "at least 1"),
         ("--config.eval.candidates=0", "at least 1"),
         ("--config.eval.tolerance=-1", "at least 0"),
         ("--task=evaluate", "holds no run"),
+        ("--task=sample", "holds no run"),
+        ("--config.generate.index=3,x", "must be integers at least 0"),
+        ("--config.generate.index=1.5", "must be integers at least 0"),
+        ("--config.generate.temperature=-1", "at least 0"),
+        ("--config.augment.lambdas=0.5,1.5", "must be numbers in 0..1"),
+        ("--config.augment.lambdas=()", "at least one number"),
+        ("--config.augment.split=tset", "did you mean 'test'"),
+        ("--config.augment.label_smoothing=1", "less than 1"),
+        ("--out=x.npz", "--out goes with --task=sample, interpolate, iterate, represent, not with train"),
+        ("--task=represent --out=folder", "must be a .npz file"),
+        ("--config=experiments/mnist_parzen.py --task=sample", "can only be evaluated"),
         ("surprise", "surprise"),
         ("--config.prior.num_exemplars=4001", "must lie in 2..4000"),
         ("--config.prior.num_exemplars=1", "must lie in 2..4000"),
@@ -79,7 +90,7 @@ def test_bad_argument_is_one_line_and_exit_code_2(capsys, tmp_path, argument, sa
 
 def test_arguments_of_an_experiment_reach_its_config(capsys, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setitem(launch.TASKS, "train", lambda config, workdir: seen.append((config, str(workdir))))
+    monkeypatch.setattr(launch.train, "main", lambda config, workdir: seen.append((config, str(workdir))))
     assert run(capsys, "--config=experiments/mnist_vae.py:prior=vamp,recipe=fast", "--workdir=")[0] == 0
     assert run(capsys, "--config=experiments/mnist_vae.py", "--workdir=")[0] == 0
     assert run(capsys, "--config=experiments/mnist_vae.py:prior=gaussian", f"--workdir={tmp_path}")[0] == 0
@@ -115,6 +126,36 @@ def test_workdir_of_another_config_is_refused_and_untouched(capsys, tmp_path, ti
     assert code == 2
     assert "train.batch_size: 20 here, 40 in the run" in err
     assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--task=sample --config.generate.index=320", "there is no exemplar 320: they are numbered 0..319"),
+        ("--task=interpolate --config.generate.index=0,999", "there is no exemplar 999"),
+        ("--task=iterate --config.generate.label=5000", "there is no exemplar with label 5000: labels are"),
+        ("--task=sample --config.eval.exemplars=npz:{tmp}/small.npz", "images of 9x9x1, but the model is for 28x28x1"),
+        ("--task=sample --config.generate.label=0 --config.eval.exemplars=npz:{tmp}/bare.npz", "have no labels"),
+        ("--task=represent --config.represent.explain=40", "there is no test image 40, only 40"),
+        ("--task=augment --config.augment.batch_size=361", "exceeds the 360 training images"),
+        ("--task=sample --out={tmp}/bare.npz/x.npz", "File exists"),
+    ],
+)
+def test_tasks_refuse_what_does_not_exist_and_write_nothing(capsys, copied, tmp_path, tiny_flags, argument, said):
+    np.savez(tmp_path / "small.npz", images=np.zeros((5, 9, 9), np.uint8))
+    np.savez(tmp_path / "bare.npz", images=np.zeros((5, 28, 28), np.uint8))
+    before = files(tmp_path)
+    code, err = run(capsys, *tiny_flags, f"--workdir={copied[1]}", *argument.format(tmp=tmp_path).split())
+    assert code in (1, 2) and said in err and err.count("\n") == 1
+    assert files(tmp_path) == before
+
+
+def test_augmentation_of_unlabelled_images_is_refused(capsys, tmp_path, tiny_flags, rng):
+    np.savez(tmp_path / "bare.npz", images=rng.integers(0, 256, (400, 9, 9), dtype=np.uint8))
+    arguments = [*tiny_flags, f"--config.data.name=npz:{tmp_path}/bare.npz", f"--workdir={tmp_path}/run"]
+    assert run(capsys, *arguments, "--config.train.epochs=1")[0] == 0
+    code, err = run(capsys, *arguments, "--task=augment")
+    assert (code, err) == (2, "error: augmentation is of labelled images, and these have no labels\n")
 
 
 def test_unwritable_workdir_is_refused(capsys, tmp_path, tiny_flags):
