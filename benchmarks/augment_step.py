@@ -73,9 +73,8 @@ def main(argv: list[str]) -> None:
         product()
         rates.append(product_gflop / (time.perf_counter() - began))
     rate = statistics.median(rates)
-    print(
-        f"matrix product: {rate:.0f} GFLOP/s\n{'step':12}{'ms':>8}{'real images/s':>16}{'GFLOP':>8}{'of matmul rate':>16}"
-    )
+    print(f"matrix product: {rate:.0f} GFLOP/s")
+    print(f"{'step':12}{'ms':>8}{'real images/s':>16}{'GFLOP':>8}{'of matmul rate':>16}")
     found = {"matmul_gflops": round(rate, 1)}
     for name, (_, _, times) in kinds.items():
         seconds, work = statistics.median(times), gflop(config, augmented=name == "augmented")
