@@ -18,8 +18,9 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks.flops import square_product
-from exvae import augment, models
+from exvae import classifier as classifiers
 from exvae import config as configs
+from exvae import models
 from exvae.distributions import Normal
 
 HIDDEN = flags.DEFINE_integer("hidden_dim", 1024, "units of a hidden layer")
@@ -47,18 +48,18 @@ def main(argv: list[str]) -> None:
     params = {"model": models.init(jax.random.key(0), model)}
     rng = np.random.default_rng(0)
     codes = rng.normal(size=(NUM_IMAGES, config.model.latent_dim)).astype(np.float32)
-    source = augment.Source(
+    source = classifiers.Source(
         jnp.asarray(rng.integers(0, 256, (NUM_IMAGES, 28, 28, 1), dtype=np.uint8)),
         jnp.asarray(rng.integers(0, CLASSES, NUM_IMAGES).astype(np.int32)),
         Normal(jnp.asarray(codes), jnp.full(codes.shape, -2.0)),
     )
-    classifier = augment.Classifier(HIDDEN.value, CLASSES)
-    optimizer = augment.make_optimizer(config.augment, 60_000)
+    classifier = classifiers.Classifier(HIDDEN.value, CLASSES)
+    optimizer = classifiers.make_optimizer(config.augment, 60_000)
     key = jax.random.key(0)
     kinds = {}
     for name, lambda_ in (("plain", 1.0), ("augmented", 0.4)):
-        step = augment.make_step(classifier, model, optimizer, lambda_=lambda_, smoothing=0.1)
-        state = augment.init_state(key, classifier, optimizer, model.image_shape)
+        step = classifiers.make_step(classifier, model, optimizer, lambda_=lambda_, smoothing=0.1)
+        state = classifiers.init_state(key, classifier, optimizer, model.image_shape)
         kinds[name] = [step, state, []]
     product, product_gflop = square_product()
     rates = []

@@ -61,6 +61,8 @@ def _render(model: nn.Module, params: dict, latents: tuple[Float[Array, "B D"], 
 def choose(exemplars: Split, index: Int[np.ndarray, " s"] | None, label: int | None) -> Int[np.ndarray, " s"]:
     """Numbers of the exemplars that are among `index` and have the label; None: no restriction."""
     chosen = np.arange(len(exemplars)) if index is None else np.atleast_1d(np.asarray(index))
+    if chosen.dtype.kind not in "iu" or not len(chosen):
+        raise UserError(f"exemplars are chosen by their numbers, not by {index!r}")
     if len(outside := chosen[(chosen < 0) | (chosen >= len(exemplars))]):
         raise UserError(f"there is no exemplar {outside[0]}: they are numbered 0..{len(exemplars) - 1}")
     if label is None:

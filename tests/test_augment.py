@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exvae import augment, data, metrics
+from exvae import augment, classifier, data, metrics
 from exvae.errors import UserError
 
 KEY = jax.random.key(0)
@@ -26,14 +26,14 @@ def run(make_run):
 def world(run, learning_rate=0.1):
     """A classifier, its optimizer, its state and what it draws from."""
     run.config.augment.learning_rate = learning_rate
-    classifier = augment.Classifier(8, 5)
-    optimizer = augment.make_optimizer(run.config.augment, 10)
-    state = augment.init_state(KEY, classifier, optimizer, run.model.image_shape)
-    return classifier, optimizer, state, augment.make_source(run, run.grey.train)
+    network = classifier.Classifier(8, 5)
+    optimizer = classifier.make_optimizer(run.config.augment, 10)
+    state = classifier.init_state(KEY, network, optimizer, run.model.image_shape)
+    return network, optimizer, state, augment.make_source(run, run.grey.train)
 
 
 def test_loss_is_the_weighted_smoothed_cross_entropy(run, rng):
-    classifier, _, state, _ = world(run)
+    network, _, state, _ = world(run)
     real, new = rng.uniform(size=(2, 6, 28, 28, 1)).astype(np.float32)
     labels = rng.integers(0, 5, 6)
 
@@ -48,7 +48,7 @@ def test_loss_is_the_weighted_smoothed_cross_entropy(run, rng):
         return -np.sum(targets * log_p, axis=1).mean()
 
     for lambda_ in (0.0, 0.3, 1.0):
-        found = augment.loss_fn(classifier, state.params, real, new, labels, lambda_=lambda_, smoothing=0.1)
+        found = classifier.loss_fn(network, state.params, real, new, labels, lambda_=lambda_, smoothing=0.1)
         want = lambda_ * cross_entropy(real) + (1 - lambda_) * cross_entropy(new)
         assert float(found) == pytest.approx(want, rel=1e-4)
 
@@ -62,10 +62,10 @@ def test_new_images_are_fresh_rounded_draws_around_their_sources(make_run, prior
     np.testing.assert_allclose(codes.mean, q.mean, atol=1e-6)
     log_var = run.params["prior"]["log_var"] if prior == "exemplar" else q.log_var
     np.testing.assert_allclose(codes.log_var, np.broadcast_to(log_var, (5, 4)), atol=1e-6)
-    one, other = (augment.synthesize(jax.random.key(seed), run.model, run.params, codes) for seed in (1, 2))
+    one, other = (classifier.synthesize(jax.random.key(seed), run.model, run.params, codes) for seed in (1, 2))
     assert (one != other).any(axis=(1, 2, 3)).all()
     np.testing.assert_allclose(one * 255, np.round(one * 255), atol=1e-4)
-    still = augment.synthesize(KEY, run.model, run.params, codes._replace(log_var=jnp.full((5, 4), -jnp.inf)))
+    still = classifier.synthesize(KEY, run.model, run.params, codes._replace(log_var=jnp.full((5, 4), -jnp.inf)))
     np.testing.assert_allclose(still, run.reconstruct(run.grey.train.images[:5]), atol=0.51 / 255)
 
 
@@ -73,8 +73,8 @@ def test_noise_is_fresh_in_every_step_and_plain_training_has_none(run):
     """With a learning rate of zero the loss of the same batch changes by the noise alone."""
     index = np.arange(40)
     for lambda_, changes in ((0.4, True), (0.0, True), (1.0, False)):
-        classifier, optimizer, state, source = world(run, learning_rate=0.0)
-        step = augment.make_step(classifier, run.model, optimizer, lambda_=lambda_, smoothing=0.1)
+        network, optimizer, state, source = world(run, learning_rate=0.0)
+        step = classifier.make_step(network, run.model, optimizer, lambda_=lambda_, smoothing=0.1)
         losses = []
         for _ in range(3):
             state, loss = step(state, run.params, source, KEY, index)
@@ -84,12 +84,12 @@ def test_noise_is_fresh_in_every_step_and_plain_training_has_none(run):
 
 
 def test_no_gradient_reaches_the_model(run):
-    classifier, _, state, source = world(run)
+    network, _, state, source = world(run)
     codes = jax.tree.map(lambda leaf: leaf[:20], source.codes)
 
     def loss(model_params, codes):
-        new = augment.synthesize(KEY, run.model, model_params, codes)
-        return augment.loss_fn(classifier, state.params, new, new, source.labels[:20], lambda_=0.0, smoothing=0.1)
+        new = classifier.synthesize(KEY, run.model, model_params, codes)
+        return classifier.loss_fn(network, state.params, new, new, source.labels[:20], lambda_=0.0, smoothing=0.1)
 
     grads = jax.grad(loss, argnums=(0, 1))(run.params, codes)
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(grads))
@@ -99,7 +99,7 @@ def test_no_gradient_reaches_the_model(run):
 
 def test_rate_falls_linearly_to_a_hundredth(run):
     run.config.augment.learning_rate = 0.1
-    optimizer = augment.make_optimizer(run.config.augment, 100)
+    optimizer = classifier.make_optimizer(run.config.augment, 100)
     params, state, moves = jnp.zeros(()), optimizer.init(jnp.zeros(())), []
     for _ in range(100):
         update, state = optimizer.update(jnp.ones(()), state, params)
@@ -138,7 +138,7 @@ def test_killed_training_goes_on_to_the_same_bits_and_done_networks_are_not_trai
 
     class Kill(metrics.Countdown):
         def show(self, done):
-            if done > 360:  # at the end of the second epoch, before its checkpoint
+            if done > 360:  # in the second epoch
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -150,7 +150,7 @@ def test_killed_training_goes_on_to_the_same_bits_and_done_networks_are_not_trai
     jax.tree.map(np.testing.assert_array_equal, seen[0], seen[1])
     numbers = [json.loads((place / "augment_test.json").read_text()) for place in (straight.workdir, run.workdir)]
     assert numbers[0] == numbers[1]
-    assert not list((run.workdir / "augmentation").rglob("checkpoints"))  # nothing is left behind
+    assert [path.suffix for path in (run.workdir / "augmentation").iterdir()] == [".jsonl"]  # nothing is left behind
     run.config.augment.networks = 2
     augment.main(run)
     assert len(seen) == 3  # one more, not two
@@ -189,16 +189,15 @@ def test_training_learns(run):
     images = np.zeros((200, 28, 28, 1), np.uint8)
     labels = np.arange(200, dtype=np.int32) % 2
     images[labels == 1, :14] = 255
-    source = augment.make_source(run, data.Split(images, labels))
-    record = augment.train_network(
-        run, source, data.Split(images, labels), augment.Classifier(8, 2), 1.0, 0, run.workdir / "net"
-    )
-    assert record["error"] == 0 and record["wrong"] == []
+    run.__dict__["grey"] = data.Dataset(*3 * [data.Split(images, labels)])
+    run.config.augment.lambdas = (1.0,)
+    augment.main(run)
+    assert json.loads((run.workdir / "augment_test.json").read_text())["errors"][0]["errors"] == [0.0]
 
 
 def test_unlabelled_data_and_large_batches_are_refused(run):
     run.config.augment.batch_size = 361
-    with pytest.raises(UserError, match="augment.batch_size=361 exceeds the 360"):
+    with pytest.raises(UserError, match="augment.batch_size=361 must be at most 360"):
         augment.main(run)
     run.__dict__["grey"] = data.Dataset(*(data.Split(part.images) for part in vars(run.grey).values()))
     with pytest.raises(UserError, match="these have no labels"):
