@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import glob
 import json
 import shutil
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from exvae.run import Run
 
 SHOWN = 100  # misclassified images in the figure, at most
-WATCHED = 50  # steps after which the loss is looked at
+STEPS_AHEAD = 2  # the host may queue so many steps before it looks at the result of the oldest
 SAME = ("split", "hidden_dim", "epochs", "batch_size", "learning_rate", "label_smoothing")  # for runs to be compared
 
 
@@ -43,14 +44,14 @@ def train_network(
         state, meta = checkpoints.restore_latest(state) or (state, {"seconds": 0.0})
         saved = time.monotonic()
         began = saved - meta["seconds"]
-        countdown = metrics.Countdown(options.epochs * n, text)
+        countdown, queue = metrics.Countdown(options.epochs * n, text), collections.deque()
         for epoch in range(int(state.step) // (n // size), options.epochs):
             for number, index in enumerate(epoch_order(seed, epoch, n, size)):
                 state, loss = train_step(state, run.params, source, key, sharding.split_batch(run.mesh, index))
-                if number % WATCHED == 0:
-                    if not np.isfinite(float(loss)):
-                        raise FloatingPointError(f"{text}: the loss is not finite in epoch {epoch + 1}")
-                    countdown.show(epoch * n + (number + 1) * size)
+                queue.append(loss)
+                if len(queue) > STEPS_AHEAD and not np.isfinite(float(queue.popleft())):
+                    raise FloatingPointError(f"{text}: the loss is not finite in epoch {epoch + 1}")
+                countdown.show(epoch * n + (number + 1) * size)
             if time.monotonic() - saved > 60 * run.config.train.checkpoint_minutes:
                 checkpoints.save_latest(int(state.step), state, {"seconds": time.monotonic() - began})
                 saved = time.monotonic()

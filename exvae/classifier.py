@@ -79,10 +79,12 @@ def loss_fn(
     Real and new images pass the network as one batch. With lambda = 1 there are no new ones, with 0 no real ones.
     """
     parts = [(weight, x) for weight, x in ((lambda_, real), (1.0 - lambda_, new)) if weight > 0]
-    logits = classifier.apply({"params": params}, jnp.concatenate([x for _, x in parts]))
+    # An image and its new version stand side by side: a device keeps its part of the batch.
+    x = jnp.stack([x for _, x in parts], axis=1)  # (B, parts, H, W, C)
+    logits = classifier.apply({"params": params}, x.reshape(-1, *x.shape[2:]))
     targets = optax.smooth_labels(jax.nn.one_hot(labels, classifier.num_classes), smoothing)
-    losses = optax.softmax_cross_entropy(logits.reshape(len(parts), *targets.shape), targets)  # (parts, B)
-    return sum(weight * jnp.mean(part) for (weight, _), part in zip(parts, losses, strict=True))
+    losses = optax.softmax_cross_entropy(logits.reshape(*x.shape[:2], -1), targets[:, None])  # (B, parts)
+    return jnp.mean(losses @ jnp.array([weight for weight, _ in parts]))
 
 
 def make_optimizer(options: Any, num_steps: int) -> optax.GradientTransformation:
