@@ -40,7 +40,7 @@ def open_workdir(workdir: Path, config: dict) -> None:
 
 
 def update_results(workdir: Path, config: Any, best_epoch: int, test: dict, seconds: float | None = None) -> dict:
-    """Write results.json. Without `seconds` of training those of the file, if there is one, stay."""
+    """Write results.json and return it. Without `seconds` of training those of the file, if there is one, stay."""
     path = workdir / "results.json"
     if seconds is None and path.exists():
         try:
@@ -55,7 +55,7 @@ def update_results(workdir: Path, config: Any, best_epoch: int, test: dict, seco
         "seconds": seconds,
     }
     write_json(path, results)
-    return results
+    return json.loads(path.read_text())
 
 
 def append_metrics(workdir: Path, step: int, epoch: int, split: str, values: dict) -> None:

@@ -71,7 +71,8 @@ def test_experiment_writes_its_folder(tmp_path, name):
     config.eval.num_images = 20
     pixels.main(config, tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["config"] == json.loads((tmp_path / "config.json").read_text()) == config.to_dict()
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert results["config"] == written == json.loads(json.dumps(config.to_dict()))
     test = results["test"]
     assert (test["num_images"], test["exemplars"]) == (20, 240)
     assert test["log_likelihood_error"] > 0
