@@ -90,7 +90,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     config.represent = represent = ml_collections.ConfigDict()
     represent.tsne_images = 10_000  # test images in the t-SNE plot, at most; 0: no plot
-    represent.explain = ()  # numbers of the test images to explain by their exemplars; (): the first eight
+    represent.explain = ()  # numbers of the test images to explain by their exemplars; (): eight of them
     represent.memorisation_images = 1000  # samples, and held-out images, whose nearest training image is looked for
 
     config.augment = augment = ml_collections.ConfigDict()

@@ -110,7 +110,8 @@ def save_histograms(path: Path, values: dict[str, Float[np.ndarray, " n"]], xlab
         axes.hist(sample, bins, histtype="step", density=True, label=f"{name} (median {np.median(sample):.2f})")
     axes.set_xlabel(xlabel)
     axes.set_yticks([])
-    axes.legend(fontsize=8, frameon=False)
+    axes.margins(y=0.35)  # room for the legend
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
     _finish(path, figure)
 
 

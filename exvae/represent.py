@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -113,15 +114,18 @@ def memorisation(key: Array, run: Run, count: int) -> dict[str, Float[np.ndarray
     A decoder's mean is smoother than a real image and so nearer to everything: samples compare with reconstructions.
     Those of training images show what a model would draw that copies.
     """
-    train, test = run.grey.train.images, run.grey.test.images
-    table = jnp.asarray(train)
-    some = jax.random.permutation(key, len(train))[:count]
+    key_samples, *keys = jax.random.split(key, 3)
+    train, test = (
+        images[generate.pick(key, np.arange(len(images)), count)]
+        for key, images in zip(keys, (run.grey.train.images, run.grey.test.images), strict=True)
+    )
     pictures = {
-        "samples": generate.sample(key, run, count).images,
-        "held-out images, reconstructed": generate.reconstruct(run, test[:count]),
-        "training images, reconstructed": generate.reconstruct(run, train[np.asarray(some)]),
-        "held-out images": to_unit(test[:count]),
+        "samples": generate.sample(key_samples, run, count).images,
+        "held-out images, reconstructed": generate.reconstruct(run, test),
+        "training images, reconstructed": generate.reconstruct(run, train),
+        "held-out images": to_unit(test),
     }
+    table = jnp.asarray(run.grey.train.images)
     return {name: nearest_distance(images, table) for name, images in pictures.items()}
 
 
@@ -129,9 +133,12 @@ def main(run: Run, out: str = "") -> None:
     """The task `represent`: kNN errors, t-SNE, active units, explanations, memorisation; latent means as npz."""
     options = run.config.represent
     folder = run.workdir / "figures"
-    explained = np.asarray(options.explain or range(min(EXPLAINED, len(run.grey.test))))
-    if max(explained) >= len(run.grey.test):
-        raise UserError(f"config.represent.explain: there is no test image {max(explained)}, only {len(run.grey.test)}")
+    num_test = len(run.grey.test)
+    explained = np.unique(np.linspace(0, num_test - 1, EXPLAINED, dtype=int))
+    if options.explain:
+        explained = np.asarray(options.explain)
+    if max(explained) >= num_test:
+        raise UserError(f"config.represent.explain: there is no test image {max(explained)}, only {num_test}")
     parts = vars(run.grey)
     means = {name: encode(run.model, run.params, part.images).mean for name, part in parts.items()}
     results = {"active_units": active_units(means["test"]), "latent_dim": run.model.latent_dim}
@@ -159,11 +166,13 @@ def main(run: Run, out: str = "") -> None:
     metrics.write_json(run.workdir / "represent.json", results)
     outputs.save(out or str(run.workdir / "latents.npz"), {}, means | labels)
     if options.tsne_images:
-        save_tsne(means["test"][: options.tsne_images], run.grey.test.labels, folder / "tsne.png")
+        some = generate.pick(jax.random.key(run.config.seed), np.arange(num_test), options.tsne_images)
+        labels = run.grey.test.labels
+        save_tsne(means["test"][some], None if labels is None else labels[some], folder / "tsne.png")
     print(f"figures  {folder}/*.png\nnumbers  {run.workdir}/represent.json")
 
 
-def save_explanations(run: Run, index: Int[np.ndarray, " n"], path) -> list[dict]:
+def save_explanations(run: Run, index: Int[np.ndarray, " n"], path: Path) -> list[dict]:
     """Rows of a test image, its reconstruction and the exemplars that explain it, with their responsibilities."""
     images = run.grey.test.images[index]
     found = explain(run, images, min(10, len(run.exemplars)))
@@ -182,7 +191,7 @@ def save_explanations(run: Run, index: Int[np.ndarray, " n"], path) -> list[dict
     ]
 
 
-def save_tsne(means: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " N"] | None, path) -> None:
+def save_tsne(means: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"] | None, path: Path) -> None:
     """The latent means in the plane, as scikit-learn's t-SNE lays them out by default."""
     from sklearn.manifold import TSNE
 
@@ -190,4 +199,4 @@ def save_tsne(means: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " N"] | N
         return
     print(f"t-SNE of {len(means)} test images ...", flush=True)
     points = TSNE(perplexity=min(30.0, (len(means) - 1) / 3), random_state=0).fit_transform(means)
-    figures.save_scatter(path, points, None if labels is None else labels[: len(means)])
+    figures.save_scatter(path, points, labels)
