@@ -10,16 +10,16 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from exvae import augment, evaluate, generate, outputs, pixels, represent, train
+from exvae import augment, evaluate, gallery, outputs, pixels, represent, train
 from exvae import config as configs
 from exvae.errors import UserError
 from exvae.run import open_run
 
 TASKS = {"evaluate": evaluate.main, "augment": augment.main}  # on the folder of a run
 TASKS_WITH_OUT = {
-    "sample": generate.sample_task,
-    "interpolate": generate.interpolate_task,
-    "iterate": generate.iterate_task,
+    "sample": gallery.sample_task,
+    "interpolate": gallery.interpolate_task,
+    "iterate": gallery.iterate_task,
     "represent": represent.main,
 }
 CONFIG = config_flags.DEFINE_config_file("config", None, "experiment file, with :key=value arguments")

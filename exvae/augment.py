@@ -22,13 +22,14 @@ from exvae.data.batches import epoch_order
 from exvae.distributions import to_unit
 from exvae.errors import UserError
 from exvae.records import Records, fingerprint
+from exvae.step import STEPS_AHEAD
 
 if TYPE_CHECKING:
     from exvae.run import Run
 
 SHOWN = 100  # misclassified images in the figure, at most
-STEPS_AHEAD = 2  # the host may queue so many steps before it looks at the result of the oldest
-SAME = ("split", "hidden_dim", "epochs", "batch_size", "learning_rate", "label_smoothing")  # for runs to be compared
+SAVE_SECONDS = 60  # a checkpoint at the end of an epoch, if the last one is older
+SAME = ("split", "hidden_dim", "epochs", "batch_size", "learning_rate", "label_smoothing")  # in runs that compare
 
 
 def train_network(
@@ -49,14 +50,14 @@ def train_network(
             for number, index in enumerate(epoch_order(seed, epoch, n, size)):
                 state, loss = train_step(state, run.params, source, key, sharding.split_batch(run.mesh, index))
                 queue.append(loss)
-                if len(queue) > STEPS_AHEAD and not np.isfinite(float(queue.popleft())):
-                    raise FloatingPointError(f"{text}: the loss is not finite in epoch {epoch + 1}")
+                last = number + 1 == n // size
+                while len(queue) > (0 if last else STEPS_AHEAD):
+                    if not np.isfinite(float(queue.popleft())):
+                        raise FloatingPointError(f"{text}: the loss is not finite in epoch {epoch + 1}")
                 countdown.show(epoch * n + (number + 1) * size)
-            if time.monotonic() - saved > 60 * run.config.train.checkpoint_minutes:
+            if time.monotonic() - saved > SAVE_SECONDS:
                 checkpoints.save_latest(int(state.step), state, {"seconds": time.monotonic() - began})
                 saved = time.monotonic()
-        if not all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(jax.device_get(state.params))):
-            raise FloatingPointError(f"{text}: the network is not finite in epoch {options.epochs}")
         countdown.end()
     finally:
         checkpoints.close()
@@ -78,9 +79,10 @@ def main(run: Run) -> None:
         f"{options.epochs} epochs; error on {len(held_out)} images of {options.split}",
         flush=True,
     )
-    settings = {name: options[name] for name in SAME}
-    data_settings = {"params": fingerprint(run.params), "images": fingerprint([known.images, known.labels])}
-    records = Records(run.workdir, settings | data_settings, folder="augmentation", key="network")
+    parts = [known.images, known.labels, held_out.images, held_out.labels]
+    settings = {name: options[name] for name in SAME} | {"data": fingerprint(parts)}
+    settings_here = settings | {"params": fingerprint(run.params)}
+    records = Records(run.workdir, settings_here, folder="augmentation", key="network")
     try:
         found = train_networks(run, known, held_out, records)
     finally:
@@ -96,21 +98,24 @@ def main(run: Run) -> None:
 def train_networks(run: Run, known: data.Split, held_out: data.Split, records: Records) -> list[list[dict]]:
     """For every lambda the records of its networks; those that are there already are not trained again."""
     options = run.config.augment
-    classifier = Classifier(options.hidden_dim, 1 + max(int(part.labels.max()) for part in (known, held_out)))
+    # Labels may be any integers: the classifier numbers those that there are.
+    classes, numbers = np.unique(np.concatenate([known.labels, held_out.labels]), return_inverse=True)
+    known = data.Split(known.images, numbers[: len(known)])
+    classifier = Classifier(options.hidden_dim, len(classes))
     optimizer = make_optimizer(options, options.epochs * (len(known) // options.batch_size))
     start = jax.jit(lambda seed: init_state(jax.random.key(seed), classifier, optimizer, run.model.image_shape))
-    source = make_source(run, known)
-    found = []
-    for lambda_ in map(float, options.lambdas):
+    source, found = None, []
+    for lambda_ in dict.fromkeys(map(float, options.lambdas)):
         train_step = make_step(classifier, run.model, optimizer, lambda_=lambda_, smoothing=options.label_smoothing)
         found.append([])
         for seed in range(options.networks):
-            name = f"lambda={lambda_:g},network={seed}"
+            name = f"lambda={lambda_},network={seed}"
             folder = records.path.with_name(f"{records.path.stem}-{name}")
             if records.get(name) is None:
                 text = f"lambda {lambda_:g}, network {seed + 1} of {options.networks}"
+                source = source or make_source(run, known)
                 state, seconds = train_network(run, source, start, train_step, seed, text, folder)
-                labels = predict(classifier, state.params, held_out.images)
+                labels = classes[predict(classifier, state.params, held_out.images)]
                 wrong = np.flatnonzero(labels != held_out.labels)
                 record = {"network": name, "lambda": lambda_, "error": len(wrong) / len(labels), "seconds": seconds}
                 records.add([record | {"wrong": wrong.tolist(), "predicted": labels[wrong].tolist()}])
@@ -130,6 +135,16 @@ def summarise(found: list[list[dict]]) -> list[dict]:
     return sorted(lines, key=lambda line: line["lambda"])
 
 
+def lines_of(results: dict) -> tuple[list[float], list[float], list[float]]:
+    """Lambdas, errors and their standard deviations, both in percent."""
+    errors = results["errors"]
+    return (
+        [line["lambda"] for line in errors],
+        [100 * line["mean"] for line in errors],
+        [100 * (line["std"] or 0.0) for line in errors],
+    )
+
+
 def results_path(workdir: Path, split: str) -> Path:
     return workdir / f"augment_{split}.json"
 
@@ -138,29 +153,34 @@ def save_figures(run: Run, results: dict, found: list[list[dict]], held_out: dat
     """Error over lambda, with that of other runs beside it (the paper's Figure 6), and misclassified images."""
     options, folder = run.config.augment, run.workdir / "figures"
     curves = {run.workdir: results}
-    for other in map(Path, sorted(glob.glob(options.compare))) if options.compare else ():
-        path = results_path(other, options.split)
-        theirs = json.loads(path.read_text()) if path.is_file() else None
+    others = [Path(folder) for folder in sorted(glob.glob(options.compare))] if options.compare else []
+    if options.compare and not others:
+        print(f"config.augment.compare={options.compare} matches nothing")
+    for other in others:
         if other.resolve() == run.workdir.resolve():
             continue
-        if theirs is None or theirs["settings"] != results["settings"]:
-            print(f"{other}: no augmentation with these settings, left out of the plot")
-        else:
+        try:
+            theirs = json.loads(results_path(other, options.split).read_text())
+            lines_of(theirs)
+            same = theirs["settings"] == results["settings"] and bool(theirs["prior"])
+        except (OSError, ValueError, KeyError, TypeError):
+            same = False
+        if same:
             curves[other] = theirs
+        else:
+            print(f"{other}: no augmentation with these data and settings, left out of the plot")
     if max(len(curve["errors"]) for curve in curves.values()) > 1:
-        path = folder / f"lambda_{options.split}.png"
+        path, names = folder / f"lambda_{options.split}.png", [workdir.name for workdir in curves]
         lines = {
-            f"{workdir.name} ({curve['prior']})": tuple(
-                [scale * (line[name] or 0.0) for line in curve["errors"]]
-                for name, scale in (("lambda", 1.0), ("mean", 100.0), ("std", 100.0))
-            )
+            f"{workdir.name if names.count(workdir.name) == 1 else workdir} ({curve['prior']})": lines_of(curve)
             for workdir, curve in curves.items()
         }
         figures.save_lines(path, lines, "lambda, the weight of real images", f"{options.split} error, %")
         print(f"figure   {path}")
     best = min(found, key=lambda networks: np.mean([record["error"] for record in networks]))[0]
+    path = folder / f"misclassified_{options.split}.png"
+    path.unlink(missing_ok=True)  # of an earlier command
     if best["wrong"]:
-        path = folder / "misclassified.png"
         wrong = best["wrong"][:SHOWN]
         captions = [f"{held_out.labels[i]} as {label}" for i, label in zip(wrong, best["predicted"], strict=False)]
         figures.save_captioned(path, to_unit(held_out.images[wrong]), captions, columns=min(10, len(wrong)))
@@ -178,10 +198,11 @@ def batches(
         raise UserError(f"real={real} must lie in 0..1 and batch_size={size} in 1..{len(images)}")
 
     def endless() -> Iterator:
-        seed, step, epoch = int(jax.random.bits(key)), 0, 0
+        key_order, key_steps = jax.random.split(key)
+        seed, step, epoch = int(jax.random.bits(key_order)), 0, 0
         while True:
             for index in epoch_order(seed, epoch, len(images), size):
-                key_new, key_real = jax.random.split(jax.random.fold_in(key, step))
+                key_new, key_real = jax.random.split(jax.random.fold_in(key_steps, step))
                 keep = np.asarray(jax.random.bernoulli(key_real, real, (size, 1, 1, 1)))
                 new = generate.around(key_new, run, images[index])
                 yield np.where(keep, to_unit(images[index]), new), labels[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int, UInt8
 
 from exvae import data, generate, sharding
-from exvae.data.batches import padded_batches
+from exvae.data.batches import map_batches
 from exvae.distributions import Normal, sample_normal, to_unit
 from exvae.models.encoding import encode
 from exvae.models.layers import Dense
@@ -123,6 +124,11 @@ def make_source(run: Run, split: data.Split) -> Source:
 
 
 def predict(classifier: Classifier, params: dict, images: UInt8[np.ndarray, "n H W C"]) -> Int[np.ndarray, " n"]:
-    forward = jax.jit(lambda p, x: jnp.argmax(classifier.apply({"params": p}, to_unit(x)), axis=-1))
-    parts = [forward(params, batch) for _, batch in padded_batches(images, BATCH)]
-    return np.concatenate(jax.device_get(parts))[: len(images)]
+    """The most likely class of each image."""
+    return map_batches(lambda _, batch: _predict(classifier, params, batch), images, BATCH)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+@jax.default_matmul_precision("highest")
+def _predict(classifier: Classifier, params: dict, images: UInt8[Array, "B H W C"]) -> Int[Array, " B"]:
+    return jnp.argmax(classifier.apply({"params": params}, to_unit(images)), axis=-1)

@@ -211,6 +211,8 @@ def stored(fields: dict, workdir: Any) -> ml_collections.ConfigDict:
     config = get_config()
     known = [field for field in _flat(config.to_dict()) if field.split(".")[0] not in TASKS]
     found = _flat(fields)
+    if missing := {"data.name", "model.architecture", "prior.name"} - found.keys():
+        raise UserError(f"{workdir}/config.json is not the config of a run (no {', '.join(sorted(missing))})")
     try:
         config.update_from_flattened_dict({field: found[field] for field in known if field in found})
     except (TypeError, ValueError) as error:
@@ -225,9 +227,9 @@ def of_run(command: Any, fields: dict, workdir: Any) -> ml_collections.ConfigDic
     or other data than the folder holds is a mistake.
     """
     named = [f"model.{name}" for name in command.model] + ["prior.name", "data.name"]
-    if found := _differing(_flat(command.to_dict()), _flat(fields), named):
-        raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
     config = stored(fields, workdir)
+    if found := _differing(_flat(command.to_dict()), _flat(config.to_dict()), named):
+        raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
     for group in TASKS:
         config[group] = command[group]
     config.data.dir = command.data.dir or config.data.dir

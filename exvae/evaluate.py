@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, UInt8
 
 from exvae import metrics, sharding
-from exvae.data.batches import padded_batches
+from exvae.data.batches import map_batches
 from exvae.likelihood import make_scorer
 from exvae.models.encoding import encode, encode_means
 from exvae.objectives import Elbo, evaluation_elbo
@@ -58,11 +59,9 @@ def mean_elbo(
     evaluator: Evaluator, params: dict, key: Array, images: UInt8[np.ndarray, "n H W C"], means: Array | None
 ) -> dict[str, float]:
     """ELBO, reconstruction and KL with one sample an image, averaged over the images."""
-    parts = [
-        evaluator.elbo_batch(params, jax.random.fold_in(key, start), batch, means)
-        for start, batch in padded_batches(images, BATCH)
-    ]
-    whole = jax.tree.map(lambda *values: np.concatenate(values)[: len(images)], *jax.device_get(parts))
+    whole = map_batches(
+        lambda start, batch: evaluator.elbo_batch(params, jax.random.fold_in(key, start), batch, means), images, BATCH
+    )
     return {name: float(np.mean(value, dtype=np.float64)) for name, value in whole._asdict().items()}
 
 
@@ -142,10 +141,11 @@ def settings_of(run: Run) -> dict:
     return settings
 
 
-def log_likelihoods(run: Run, images: UInt8[np.ndarray, "n H W C"]) -> Float[np.ndarray, " n"]:
+def log_likelihoods(run: Run, images: UInt8[np.ndarray, "n H W C"], num_samples: int) -> Float[np.ndarray, " n"]:
     """log p(x) of any images, with as many candidates as the audit of each asks for."""
-    memory = Memory()
-    score_images(run, images, np.arange(len(images)), memory)
+    config, memory = copy.deepcopy(run.config), Memory()
+    config.eval.iwae_samples = num_samples
+    score_images(run, config, images, np.arange(len(images)), memory, quiet=True)
     return np.array([memory.get(image)["log_likelihood"] for image in range(len(images))])
 
 
@@ -153,7 +153,7 @@ def log_likelihood(run: Run, records: Records) -> dict:
     """Log-likelihood of the test images, and what pruning has cost it."""
     config = run.config
     order = subset(config.seed, len(run.dataset.test), config.eval.num_images)
-    score_images(run, run.dataset.test.images, order, records)
+    score_images(run, config, run.dataset.test.images, order, records)
     found = [records.get(int(image)) for image in order]
     value, loss = (np.array([record[name] for record in found]) for name in ("log_likelihood", "loss"))
     values = {
@@ -194,10 +194,16 @@ def _once(make: Callable, config: ml_collections.FrozenConfigDict, *args: Any, *
 
 
 def score_images(
-    run: Run, images: UInt8[np.ndarray, "n H W C"], order: Int[np.ndarray, " m"], records: Records | Memory
+    run: Run,
+    config: Any,
+    images: UInt8[np.ndarray, "n H W C"],
+    order: Int[np.ndarray, " m"],
+    records: Records | Memory,
+    *,
+    quiet: bool = False,
 ) -> None:
     """Record every image of `order` that is not yet recorded, with as many candidates as its audit asks for."""
-    config, prior, means = run.config, PRIORS[run.config.prior.name], exemplar_means(run)
+    prior, means = PRIORS[config.prior.name], exemplar_means(run)
     components = jax.jit(functools.partial(prior.components, run.model))(run.params, means)
     num_exemplars = 0 if means is None else len(means)
     first = min(config.eval.candidates, num_exemplars) if config.eval.method == "pruned" else num_exemplars
@@ -218,7 +224,7 @@ def score_images(
         index = [image for image, count in waiting.items() if count == candidates]
         text = f"log-likelihood, {candidates} of {num_exemplars} exemplars" if num_exemplars else "log-likelihood"
         score = functools.partial(scorer, run.params, components, stream(run.key, LIKELIHOOD))
-        _score(run.mesh, score, images, index, candidates, records, metrics.Countdown(len(index), text))
+        _score(run.mesh, score, images, index, candidates, records, metrics.Countdown(len(index), text, quiet=quiet))
 
 
 def _score(mesh: Mesh, score: Callable, images, order: list[int], candidates: int, records, countdown) -> None:

@@ -90,12 +90,15 @@ def save_scatter(path: Path, points: Float[np.ndarray, "n 2"], labels: Int[np.nd
     """Points in the plane, coloured by label."""
     figure, axes = _axes(6, 6)
     classes = [] if labels is None else np.unique(labels)
-    few = 0 < len(classes) <= 10
-    colours = "black" if labels is None else np.searchsorted(classes, labels)
-    axes.scatter(*points.T, s=2, c=colours, cmap="tab10" if few else "nipy_spectral", vmin=0, vmax=9 if few else None)
+    few = len(classes) <= 10
+    colours = {"color": "black"}
+    if labels is not None:
+        colours = {"c": np.searchsorted(classes, labels), "cmap": "tab10" if few else "nipy_spectral", "vmin": 0}
+        colours["vmax"] = 9 if few else len(classes)
+    axes.scatter(*points.T, s=2, **colours)
     axes.set_xticks([])
     axes.set_yticks([])
-    if few:
+    if labels is not None and few:
         for number, name in enumerate(classes):
             axes.scatter([], [], s=20, color=f"C{number}", label=str(name))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

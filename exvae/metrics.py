@@ -159,8 +159,8 @@ class Progress:
 class Countdown:
     """How far long work is and how long it will take, overwritten on a terminal, once a minute in a log file."""
 
-    def __init__(self, total: int, text: str):
-        self._total, self._text = total, text
+    def __init__(self, total: int, text: str, *, quiet: bool = False):
+        self._total, self._text, self._quiet = total, text, quiet
         self._terminal = sys.stdout.isatty()
         self._start = self._began = self._shown = time.monotonic()
         self._first = 0
@@ -177,7 +177,8 @@ class Countdown:
         self._print(f"{done} / {self._total}  {rate:.1f} images/s  {left} left", end="" if self._terminal else "\n")
 
     def _print(self, text: str, end: str) -> None:
-        print(("\r\x1b[K" if self._terminal else "") + f"{self._text}  {text}", end=end, flush=True)
+        if not self._quiet:
+            print(("\r\x1b[K" if self._terminal else "") + f"{self._text}  {text}", end=end, flush=True)
 
     def end(self) -> None:
         self._print(f"{self._total} images in {clock(time.monotonic() - self._start)}", end="\n")

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, UInt8
 from exvae import config as configs
 from exvae import data, metrics
 from exvae.data import splits
-from exvae.data.batches import padded_batches
+from exvae.data.batches import map_batches, padded_batches
 from exvae.distributions import to_unit
 from exvae.evaluate import standard_error, subset
 
@@ -82,8 +82,7 @@ def _least_square(x: Float[Array, "B ..."], exemplars: UInt8[Array, "N ..."]) ->
 
 def nearest_distance(x: Float[np.ndarray, "n ..."], exemplars: UInt8[Array, "N ..."]) -> Float[np.ndarray, " n"]:
     """||x - x_n|| of the nearest exemplar, pixels in 0..1."""
-    parts = [_least_square(batch, exemplars) for _, batch in padded_batches(x, BATCH)]
-    return np.sqrt(np.concatenate(jax.device_get(parts))[: len(x)])
+    return np.sqrt(map_batches(lambda _, batch: _least_square(batch, exemplars), x, BATCH))
 
 
 def _tiles(exemplars: UInt8[Array, "N ..."]) -> tuple[UInt8[Array, "T block P"], Bool[Array, "T block"]]:
@@ -133,8 +132,9 @@ def main(config: Any, workdir: Path) -> None:
     configs.validate(config)
     binary = config.model.likelihood == "bernoulli"
     kernel = KERNELS[config.model.likelihood]
-    dataset = data.load(config.data, binarize=binary)
-    exemplars = data.load_exemplars(config.eval.exemplars, config.data, dataset.train).images
+    grey = data.load(config.data, binarize=False)
+    exemplars = data.load_exemplars(config.eval.exemplars, grey).images
+    dataset = splits.binarize(grey) if binary else grey
     metrics.open_workdir(workdir, config.to_dict())
     # The bandwidth is chosen around the training images alone: validation images must not be their own exemplars.
     train, exemplars = (

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
 from exvae import data, figures, generate, metrics, outputs
-from exvae.data.batches import padded_batches
+from exvae.data.batches import map_batches, padded_batches
 from exvae.distributions import LOG_2PI, to_unit
 from exvae.errors import UserError
 from exvae.evaluate import active_units
@@ -102,10 +102,9 @@ def explain(run: Run, images: UInt8[np.ndarray, "n H W C"], k: int) -> Explanati
     if not 1 <= k <= len(run.exemplars):
         raise UserError(f"k={k} must lie in 1..{len(run.exemplars)} (the exemplars)")
     means = jnp.asarray(run.means)
-    batch = int(np.clip(GATHERED // (k * means.shape[1]), 1, BATCH))
+    size = int(np.clip(GATHERED // (k * means.shape[1]), 1, BATCH))
     z = encode(run.model, run.params, images).mean
-    parts = [_explain(part, means, run.params["prior"]["log_var"], k) for _, part in padded_batches(z, batch)]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(images)], *jax.device_get(parts))
+    return map_batches(lambda _, batch: _explain(batch, means, run.params["prior"]["log_var"], k), z, size)
 
 
 def memorisation(key: Array, run: Run, count: int) -> dict[str, Float[np.ndarray, " n"]]:
@@ -141,19 +140,19 @@ def main(run: Run, out: str = "") -> None:
         raise UserError(f"config.represent.explain: there is no test image {max(explained)}, only {num_test}")
     parts = vars(run.grey)
     means = {name: encode(run.model, run.params, part.images).mean for name, part in parts.items()}
-    results = {"active_units": active_units(means["test"]), "latent_dim": run.model.latent_dim}
+    binary = encode(run.model, run.params, run.dataset.test.images).mean  # as --task=evaluate counts them
+    results = {"active_units": active_units(binary), "latent_dim": run.model.latent_dim}
     print(f"active units {results['active_units']} of {results['latent_dim']}", flush=True)
 
-    labels = {f"{name}_labels": part.labels for name, part in parts.items() if part.labels is not None}
-    if len(labels) == len(parts):
+    try:
         results["knn"] = knn = classify(means, run.grey)
         errors = "  ".join(f"k={k} {100 * error:.2f} %" for k, error in knn["test"].items())
         print(
             f"kNN test error  {errors}\n{100 * knn['error']:.2f} % with k={knn['k']}, the best on validation",
             flush=True,
         )
-    else:
-        print("kNN classification needs labels, and these images have none: left out")
+    except UserError as error:
+        print(f"{error}: left out")
 
     distances = memorisation(jax.random.key(run.config.seed), run, options.memorisation_images)
     results["memorisation"] = {name: float(np.median(values)) for name, values in distances.items()}
@@ -164,6 +163,7 @@ def main(run: Run, out: str = "") -> None:
     if PRIORS[run.config.prior.name].USES_EXEMPLARS:
         results["explanations"] = save_explanations(run, explained, folder / "explanations.png")
     metrics.write_json(run.workdir / "represent.json", results)
+    labels = {f"{name}_labels": part.labels for name, part in parts.items() if part.labels is not None}
     outputs.save(out or str(run.workdir / "latents.npz"), {}, means | labels)
     if options.tsne_images:
         some = generate.pick(jax.random.key(run.config.seed), np.arange(num_test), options.tsne_images)
@@ -198,5 +198,6 @@ def save_tsne(means: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"] | N
     if len(means) < 2:
         return
     print(f"t-SNE of {len(means)} test images ...", flush=True)
-    points = TSNE(perplexity=min(30.0, (len(means) - 1) / 3), random_state=0).fit_transform(means)
+    start = "pca" if min(means.shape) > 1 else "random"
+    points = TSNE(perplexity=min(30.0, (len(means) - 1) / 3), init=start, random_state=0).fit_transform(means)
     figures.save_scatter(path, points, labels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ class Run:
 
     config: Any
     workdir: Path
-    dataset: data.Dataset
+    grey: data.Dataset  # no part of it binarized
     mesh: Mesh
     model: nn.Module
     params: dict
@@ -56,9 +55,9 @@ class Run:
         return encode(self.model, self.params, self.exemplars.images).mean
 
     @functools.cached_property
-    def grey(self) -> data.Dataset:
-        """The data with no split binarized."""
-        return data.load(self.config.data, binarize=False)
+    def dataset(self) -> data.Dataset:
+        """The data with valid and test binarized, as training and evaluation see them."""
+        return splits.binarize(self.grey) if self.config.model.likelihood == "bernoulli" else self.grey
 
     def with_exemplars(self, images: Images, labels: Int[np.ndarray, " n"] | None = None) -> Run:
         """The same model with other exemplars, as many as there are: p(z|X) is over them. Nothing is trained."""
@@ -84,6 +83,8 @@ class Run:
           temperature: factor on sigma.
           draw: draw pixels from p(x|z) instead of returning its mean.
         """
+        _at_least("n", n, 1)
+        _at_least("temperature", temperature, 0)
         sources = None if index is None and label is None else generate.choose(self.exemplars, index, label)
         return generate.sample(key, self, n, sources=sources, temperature=temperature, draw=draw).images
 
@@ -91,6 +92,8 @@ class Run:
         self, key: Array, images: Images, n: int = 1, *, temperature: float = 1.0
     ) -> Float[np.ndarray, "B n ..."]:
         """n new versions of each image, decoder means at z ~ r(z|x): (len(images), n, H, W, C)."""
+        _at_least("n", n, 1)
+        _at_least("temperature", temperature, 0)
         copies = np.repeat(self._bytes(images), n, axis=0)
         new = generate.around(key, self, copies, temperature=temperature)
         return new.reshape(-1, n, *self.model.image_shape)
@@ -111,6 +114,7 @@ class Run:
 
     def interpolate(self, a: Images, b: Images, steps: int = 10) -> Float[np.ndarray, "n steps H W C"]:
         """From each image of a to that of b along a line in latent space; the ends are the reconstructions."""
+        _at_least("steps", steps, 2)
         a, b = self._bytes(a), self._bytes(b)
         if len(a) != len(b):
             raise UserError(f"interpolate needs as many images on both sides, not {len(a)} and {len(b)}")
@@ -124,23 +128,26 @@ class Run:
         """log p(x) in nats with all exemplars, importance weighting as in `--task=evaluate`.
 
         The model is one of binary images: where there are grey levels each pixel is drawn once, as for a test set.
+        The samples of an image depend on the run's seed and on its place among the images.
 
         Args:
           num_samples: S; None: config.eval.iwae_samples.
         """
-        run = self
-        if num_samples is not None:
-            config = copy.deepcopy(self.config)
-            config.eval.iwae_samples = num_samples
-            run = dataclasses.replace(self, config=config)
+        num_samples = self.config.eval.iwae_samples if num_samples is None else num_samples
+        _at_least("num_samples", num_samples, 1)
         stream = np.random.RandomState(splits.BINARIZATION_SEED)
-        return evaluate.log_likelihoods(run, splits.draw_binary(stream, self._bytes(images)))
+        return evaluate.log_likelihoods(self, splits.draw_binary(stream, self._bytes(images)), num_samples)
 
     def _bytes(self, images: Images) -> Images:
         """A user's images as (n, H, W, C) bytes of the model's size."""
         images = to_uint8(np.asarray(images), "images")
         data.check_size(images, self.model.image_shape, "images")
         return images
+
+
+def _at_least(name: str, value: float, low: int) -> None:
+    if not value >= low or (low > 0 and int(value) != value):
+        raise UserError(f"{name}={value} must be {'a whole number, ' if low > 0 else ''}at least {low}")
 
 
 def open_run(command: Any, workdir: Path) -> Run:
@@ -160,9 +167,9 @@ def _open(config: Any, workdir: Path) -> Run:
     configs.validate(config)
     if not (workdir / "checkpoints" / "best").is_dir():
         raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
-    dataset = data.load(config.data, binarize=config.model.likelihood == "bernoulli")
+    grey = data.load(config.data, binarize=False)
     mesh = sharding.make_mesh()
-    model = models.build(config.model, dataset.train.images.shape[1:])
+    model = models.build(config.model, grey.train.images.shape[1:])
     everywhere = NamedSharding(mesh, PartitionSpec())
     like = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
@@ -176,8 +183,8 @@ def _open(config: Any, workdir: Path) -> Run:
     if best is None:
         raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
     best_step, params, meta = best
-    checksum = fingerprint(dataset.train.images)
+    checksum = fingerprint(grey.train.images)
     if meta.get("images", checksum) != checksum:
         raise UserError(f"--workdir={workdir} holds a run on other training images than config.data.dir has")
-    exemplars = data.load_exemplars(config.eval.exemplars, config.data, dataset.train)
-    return Run(config, workdir, dataset, mesh, model, params, best_step, exemplars)
+    exemplars = data.load_exemplars(config.eval.exemplars, grey)
+    return Run(config, workdir, grey, mesh, model, params, best_step, exemplars)

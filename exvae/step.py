@@ -17,6 +17,7 @@ from exvae.priors.types import Batch
 from exvae.retrieval import select
 
 TRAIN, VALID, TEST, SAMPLES, LIKELIHOOD = range(5)  # streams of randomness
+STEPS_AHEAD = 2  # the host may queue so many steps before it looks at the result of the oldest
 
 
 @struct.dataclass

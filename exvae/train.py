@@ -16,8 +16,9 @@ from flax import linen as nn
 from jaxtyping import Array, UInt8
 
 from exvae import config as configs
-from exvae import data, generate, metrics, models, optim, sharding
+from exvae import data, gallery, metrics, models, optim, sharding
 from exvae.checkpoint import Checkpoints
+from exvae.data import splits
 from exvae.data.batches import epoch_order
 from exvae.errors import UserError
 from exvae.evaluate import Evaluator, evaluate, make_evaluator, mean_elbo
@@ -27,9 +28,7 @@ from exvae.priors.types import Batch
 from exvae.records import fingerprint
 from exvae.retrieval import scann
 from exvae.run import Run
-from exvae.step import SAMPLES, VALID, TrainState, init_state, make_train_step, stream
-
-STEPS_AHEAD = 2  # the host may queue so many steps before it looks at the result of the oldest
+from exvae.step import SAMPLES, STEPS_AHEAD, VALID, TrainState, init_state, make_train_step, stream
 
 
 class Diverged(Exception):
@@ -41,7 +40,9 @@ class Setup(NamedTuple):
 
     config: Any
     workdir: Path
-    dataset: data.Dataset
+    grey: data.Dataset
+    dataset: data.Dataset  # with valid and test binarized
+    exemplars: data.Split  # of the evaluation at the end
     images: UInt8[Array, "N H W C"]  # training images on the devices
     mesh: jax.sharding.Mesh
     model: nn.Module
@@ -69,10 +70,10 @@ def prepare(config: Any, workdir: Path) -> Setup:
     configs.validate(config)
     if uses_scann(config):
         scann.require()
-    dataset = data.load(config.data, binarize=config.model.likelihood == "bernoulli")
+    grey = data.load(config.data, binarize=False)
+    dataset = splits.binarize(grey) if config.model.likelihood == "bernoulli" else grey
     config = configs.resolve(config, len(dataset.train))
-    if uses_exemplars(config) and config.eval.exemplars.startswith("npz:"):
-        data.load_exemplars(config.eval.exemplars, config.data, dataset.train)  # a wrong file is better found now
+    exemplars = data.load_exemplars(config.eval.exemplars, grey)  # a wrong file is better found now
     mesh = sharding.make_mesh(config.train.batch_size)
     metrics.open_workdir(workdir, config.to_dict())
     steps_per_epoch = len(dataset.train) // config.train.batch_size
@@ -81,7 +82,9 @@ def prepare(config: Any, workdir: Path) -> Setup:
     return Setup(
         config=config,
         workdir=workdir,
+        grey=grey,
         dataset=dataset,
+        exemplars=exemplars,
         images=sharding.replicate(mesh, dataset.train.images),
         mesh=mesh,
         model=model,
@@ -251,9 +254,8 @@ def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, s
     """Samples and test figures of the best parameters, results.json."""
     best_step, params, _ = checkpoints.restore_best(state.params)
     epoch = best_step // setup.steps_per_epoch
-    exemplars = data.load_exemplars(setup.config.eval.exemplars, setup.config.data, setup.dataset.train)
-    run = Run(setup.config, setup.workdir, setup.dataset, setup.mesh, setup.model, params, best_step, exemplars)
-    generate.save_samples(stream(run.key, SAMPLES), run)
+    run = Run(setup.config, setup.workdir, setup.grey, setup.mesh, setup.model, params, best_step, setup.exemplars)
+    gallery.save_samples(stream(run.key, SAMPLES), run)
     save = functools.partial(metrics.update_results, setup.workdir, setup.config, epoch, seconds=seconds)
     values = evaluate(run, setup.evaluator, save)
     writer.write(best_step, epoch, "test", values)

@@ -83,11 +83,11 @@ def copied(trained, tmp_path):
 
 
 @functools.cache
-def _glyphs(binarize: bool) -> data.Dataset:
+def _glyphs() -> data.Dataset:
     """The tiny data with five classes."""
     config = configs.get_config()
     config.update_from_flattened_dict(TINY_FIELDS)
-    dataset = data.load(config.data, binarize=binarize)
+    dataset = data.load(config.data, binarize=False)
     return data.Dataset(*(data.Split(part.images, part.labels % 5) for part in vars(dataset).values()))
 
 
@@ -96,12 +96,10 @@ def make_run(tiny_config, tmp_path):
     """A Run with parameters as they are initialised, as if it had been trained: make_run(prior, architecture)."""
 
     def make(prior: str = "exemplar", architecture: str = "vae") -> Run:
-        config, dataset = copy.deepcopy(tiny_config), _glyphs(binarize=True)
+        config, grey = copy.deepcopy(tiny_config), _glyphs()
         config.prior.name, config.model.architecture = prior, architecture
-        model = models.build(config.model, dataset.train.images.shape[1:])
+        model = models.build(config.model, grey.train.images.shape[1:])
         params = jax.jit(lambda: init_params(config, model))()
-        run = Run(config, tmp_path, dataset, sharding.make_mesh(), model, params, 0, dataset.train)
-        run.__dict__["grey"] = _glyphs(binarize=False)
-        return run
+        return Run(config, tmp_path, grey, sharding.make_mesh(), model, params, 0, grey.train)
 
     return make

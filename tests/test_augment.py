@@ -113,7 +113,6 @@ def elsewhere(run, name):
     """The same run in a folder of its own."""
     other = dataclasses.replace(run, workdir=run.workdir / name)
     other.workdir.mkdir()
-    other.__dict__["grey"] = run.grey
     return other
 
 
@@ -131,7 +130,7 @@ def captured(monkeypatch) -> list:
 
 def test_killed_training_goes_on_to_the_same_bits_and_done_networks_are_not_trained_again(run, monkeypatch, capsys):
     run.config.augment.lambdas, run.config.augment.epochs = (0.4,), 3
-    run.config.train.checkpoint_minutes = 0.0
+    monkeypatch.setattr(augment, "SAVE_SECONDS", 0)
     seen = captured(monkeypatch)
     straight = elsewhere(run, "straight")
     augment.main(straight)
@@ -177,7 +176,7 @@ def test_task_trains_on_the_right_images_and_plots_a_sweep(run, monkeypatch, cap
     assert x == [0.0, 0.5, 1.0]
     results = json.loads((run.workdir / "augment_valid.json").read_text())["errors"]
     assert y == pytest.approx([100 * line["mean"] for line in results])
-    assert (run.workdir / "figures" / "misclassified.png").exists()
+    assert (run.workdir / "figures" / "misclassified_valid.png").exists()
     run.config.augment.split = "test"
     augment.main(run)
     assert sizes[2] == 360  # train and valid
@@ -189,7 +188,7 @@ def test_training_learns(run):
     images = np.zeros((200, 28, 28, 1), np.uint8)
     labels = np.arange(200, dtype=np.int32) % 2
     images[labels == 1, :14] = 255
-    run.__dict__["grey"] = data.Dataset(*3 * [data.Split(images, labels)])
+    run = dataclasses.replace(run, grey=data.Dataset(*3 * [data.Split(images, labels)]))
     run.config.augment.lambdas = (1.0,)
     augment.main(run)
     assert json.loads((run.workdir / "augment_test.json").read_text())["errors"][0]["errors"] == [0.0]
@@ -199,7 +198,7 @@ def test_unlabelled_data_and_large_batches_are_refused(run):
     run.config.augment.batch_size = 361
     with pytest.raises(UserError, match="augment.batch_size=361 must be at most 360"):
         augment.main(run)
-    run.__dict__["grey"] = data.Dataset(*(data.Split(part.images) for part in vars(run.grey).values()))
+    run = dataclasses.replace(run, grey=data.Dataset(*(data.Split(part.images) for part in vars(run.grey).values())))
     with pytest.raises(UserError, match="these have no labels"):
         augment.main(run)
 

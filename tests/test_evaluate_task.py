@@ -191,11 +191,11 @@ def test_figures_of_other_parameters_images_or_options_are_not_mixed_up(trained)
         other.update_from_flattened_dict(fields)
         return evaluate.settings_of(dataclasses.replace(run, config=other))
 
-    test = dataclasses.replace(run.dataset.test, images=run.dataset.test.images[::-1])
+    test = dataclasses.replace(run.grey.test, images=run.grey.test.images[::-1])
     poisoned = jax.tree.map(lambda leaf: leaf + 1e-3, run.params)
     others = [
         evaluate.settings_of(dataclasses.replace(run, params=poisoned)),
-        evaluate.settings_of(dataclasses.replace(run, dataset=dataclasses.replace(run.dataset, test=test))),
+        evaluate.settings_of(dataclasses.replace(run, grey=dataclasses.replace(run.grey, test=test))),
         evaluate.settings_of(run.with_exemplars(run.exemplars.images[1:])),
         changed(seed=5),
         *(changed(**{f"eval.{name}": 7}) for name in ("iwae_samples", "candidates", "audit")),

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from exvae import generate, outputs
+from exvae import gallery, generate, outputs
 from exvae.data import Split
 from exvae.distributions import Normal
 from exvae.errors import UserError
@@ -20,6 +20,8 @@ KEY = jax.random.key(0)
 
 class Identity(nn.Module):
     """An image is its own code: what is decoded can be compared with the density that codes are drawn from."""
+
+    block_rows = 4000
 
     image_shape: tuple[int, int, int] = (2, 2, 1)
     latent_dim: int = 4
@@ -49,7 +51,7 @@ def identity_run(make_run, rng):
 @pytest.mark.parametrize(("prior", "sigma"), [("exemplar", 0.2), ("gaussian", 0.3), ("vamp", 0.3)])
 def test_codes_have_the_mean_and_variance_of_r(identity_run, monkeypatch, prior, sigma, temperature):
     """r(z|x) = N(mu(x), sigma^2 I), Eq. (7); q(z|x) for the other priors."""
-    monkeypatch.setattr(generate, "BLOCK", 3000)  # the noise of one block is not that of another
+    monkeypatch.setattr(Identity, "block_rows", 1500)  # the noise of one block is not that of another
     run = identity_run(prior)
     x, n = run.exemplars.images[:1], 8000
     z = generate.around(KEY, run, np.repeat(x, n, axis=0), temperature=temperature).reshape(n, 4)
@@ -201,9 +203,9 @@ def test_tasks_write_figures_arrays_and_single_images(make_run, prior, tmp_path)
     run = make_run(prior)
     options = run.config.generate
     options.num_images, options.num_sources, options.steps = 7, 2, 4
-    generate.sample_task(run, str(tmp_path / "s.npz"))
-    generate.interpolate_task(run, str(tmp_path / "i.npz"))
-    generate.iterate_task(run, str(tmp_path / "chains"))
+    gallery.sample_task(run, str(tmp_path / "s.npz"))
+    gallery.interpolate_task(run, str(tmp_path / "i.npz"))
+    gallery.iterate_task(run, str(tmp_path / "chains"))
     names = {path.stem for path in (tmp_path / "figures").glob("*.png")}
     assert names == {"random", "plates", "interpolation", "grid", "crossover", "chain_images", "chain_noise"}
     with np.load(tmp_path / "s.npz") as saved:
@@ -218,11 +220,11 @@ def test_tasks_write_figures_arrays_and_single_images(make_run, prior, tmp_path)
         np.testing.assert_allclose(saved["interpolation"][:, 0] / 255, ends, atol=0.51 / 255)
     assert len(list((tmp_path / "chains" / "from_noise").glob("*.png"))) == 8
     assert np.asarray(Image.open(tmp_path / "chains" / "from_images" / "00007.png")).shape == (28, 28)
-    generate.sample_task(run, str(tmp_path / "again.npz"))
+    gallery.sample_task(run, str(tmp_path / "again.npz"))
     with np.load(tmp_path / "again.npz") as saved:
         np.testing.assert_array_equal(saved["images"], first)
     options.seed = 1
-    generate.sample_task(run, str(tmp_path / "pngs"))
+    gallery.sample_task(run, str(tmp_path / "pngs"))
     pngs = [np.asarray(Image.open(path)) for path in sorted((tmp_path / "pngs").glob("*.png"))]
     assert len(pngs) == 7
     assert (np.stack(pngs)[..., None] != first).any()
@@ -233,11 +235,11 @@ def test_saved_samples_can_be_exemplars_and_data(make_run, tmp_path):
 
     run = make_run()
     run.config.generate.num_images = 30
-    generate.sample_task(run, str(tmp_path / "s.npz"))
-    split = data.load_exemplars(f"npz:{tmp_path}/s.npz", run.config.data, run.dataset.train)
+    gallery.sample_task(run, str(tmp_path / "s.npz"))
+    split = data.load_exemplars(f"npz:{tmp_path}/s.npz", run.grey)
     assert len(split) == 30 and split.labels is not None
-    generate.sample_task(run, str(tmp_path / "folder"))
-    again = data.load_exemplars(f"images:{tmp_path}/folder", run.config.data, run.dataset.train)
+    gallery.sample_task(run, str(tmp_path / "folder"))
+    again = data.load_exemplars(f"images:{tmp_path}/folder", run.grey)
     np.testing.assert_array_equal(again.images, split.images)
 
 
@@ -245,22 +247,30 @@ def test_chosen_exemplars_come_one_plate_each_in_the_order_given(make_run, monke
     run = make_run()
     run.config.generate.index = (9, 4)
     seen = []
-    monkeypatch.setattr(generate.figures, "save_plates", lambda path, plates: seen.append(plates))
-    generate.sample_task(run)
+    monkeypatch.setattr(gallery.figures, "save_plates", lambda path, plates: seen.append(plates))
+    gallery.sample_task(run)
     np.testing.assert_allclose(seen[0][:, 0], run.exemplars.images[[9, 4]] / 255, atol=1e-6)
     assert seen[0].shape[:2] == (2, 12)
     run.config.generate.index = (3,)
-    with pytest.raises(UserError, match="between two exemplars, not 1"):
-        generate.interpolate_task(run)
+    with pytest.raises(UserError, match="1 cannot be paired"):
+        gallery.interpolate_task(run)
 
 
 @pytest.mark.parametrize(
-    ("out", "said"), [("full", "new or empty"), ("file.txt", "new or empty"), ("folder.npz", "is a folder")]
+    ("out", "said"),
+    [
+        ("full", "new or empty"),
+        ("file.txt", "must be a .npz file"),
+        ("file", "new or empty"),
+        ("file/x.npz", "cannot be written"),
+        ("folder.npz", "is a folder"),
+    ],
 )
 def test_out_that_would_mix_with_other_files_is_refused(tmp_path, out, said):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.png").touch()
     (tmp_path / "file.txt").touch()
+    (tmp_path / "file").touch()
     (tmp_path / "folder.npz").mkdir()
     with pytest.raises(UserError, match=said):
         outputs.check(str(tmp_path / out))

@@ -128,9 +128,8 @@ def test_task_writes_numbers_means_and_figures(make_run, capsys, prior):
 def test_task_without_labels_does_the_rest(make_run, capsys):
     run = make_run()
     bare = data.Dataset(*(data.Split(part.images) for part in vars(run.grey).values()))
-    run = dataclasses.replace(run, dataset=bare)
-    run.__dict__["grey"] = bare
-    run.config.represent.memorisation_images, run.config.represent.tsne_images = 20, 0
+    run = dataclasses.replace(run, grey=bare)
+    run.config.represent.memorisation_images, run.config.represent.tsne_images = 20, 20
     represent.main(run, str(run.workdir / "mine.npz"))
     assert "needs labels, and these images have none: left out" in capsys.readouterr().out
     assert "knn" not in json.loads((run.workdir / "represent.json").read_text())

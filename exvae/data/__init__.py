@@ -33,16 +33,16 @@ def load(data_config: ml_collections.ConfigDict, *, binarize: bool = True) -> Da
     return splits.binarize(dataset) if binarize else dataset
 
 
-def load_exemplars(which: str, data_config: ml_collections.ConfigDict, train: Split) -> Split:
-    """What `config.eval.exemplars` names: train, train+valid (both grey), npz:PATH or images:PATH."""
+def load_exemplars(which: str, grey: Dataset) -> Split:
+    """What `config.eval.exemplars` names: train, train+valid, npz:PATH or images:PATH."""
     if which == "train":
-        return train
+        return grey.train
     if which == "train+valid":
-        return join(train, load(data_config, binarize=False).valid)
-    height, _, channels = train.images.shape[1:]
+        return join(grey.train, grey.valid)
+    height, _, channels = grey.train.images.shape[1:]
     parts = _read_own(which, image_size=height, colour=channels == 3)
     split = parts["all" if "all" in parts else "train"]
-    check_size(split.images, train.images.shape[1:], f"config.eval.exemplars={which}")
+    check_size(split.images, grey.train.images.shape[1:], f"config.eval.exemplars={which}")
     return split
 
 

@@ -1,9 +1,11 @@
-"""Orders in which images are visited."""
+"""Images a batch at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int, Shaped
 
@@ -20,3 +22,9 @@ def padded_batches(images: Shaped[np.ndarray, "n ..."], size: int) -> Iterator[t
     for start in range(0, len(images), size):
         batch = images[start : start + size]
         yield start, np.pad(batch, [(0, size - len(batch))] + [(0, 0)] * (images.ndim - 1))
+
+
+def map_batches(function: Callable[[int, np.ndarray], Any], images: Shaped[np.ndarray, "n ..."], size: int) -> Any:
+    """function(start, batch) of every batch, joined on the host: only one batch at a time is on the devices."""
+    parts = [jax.device_get(function(start, batch)) for start, batch in padded_batches(images, size)]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(images)], *parts)

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt8
 
-from exvae.data.batches import padded_batches
+from exvae.data.batches import map_batches
 from exvae.distributions import Normal, to_unit
 
 BLOCK = 1000  # images encoded at a time: their activations stay in the cache of a CPU core
@@ -69,5 +69,4 @@ def posterior(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -
 
 def encode(model: nn.Module, params: dict, images: UInt8[np.ndarray, "n H W C"]) -> Normal:
     """q(z|x) of any number of images, streamed from the host."""
-    parts = [posterior(model, params, batch) for _, batch in padded_batches(images, BLOCK)]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(images)], *jax.device_get(parts))
+    return map_batches(lambda _, batch: posterior(model, params, batch), images, 2 * model.block_rows)
