@@ -83,7 +83,16 @@ def test_noise_is_fresh_in_every_step_and_plain_training_has_none(run):
         assert int(state.step) == 3
 
 
-def test_no_gradient_reaches_the_model(run):
+def test_step_is_traced_once(run, monkeypatch):
+    traces, loss_fn = [], classifier.loss_fn
+    monkeypatch.setattr(classifier, "loss_fn", lambda *args, **how: traces.append(1) or loss_fn(*args, **how))
+    run.config.augment.networks, run.config.augment.lambdas = 2, (0.4,)
+    augment.main(run)  # two networks of two epochs
+    assert len(traces) == 1
+
+
+def test_no_gradient_reaches_the_model(run, monkeypatch):
+    monkeypatch.setattr(jnp, "round", lambda x: x)  # which has no gradient of its own accord
     network, _, state, source = world(run)
     codes = jax.tree.map(lambda leaf: leaf[:20], source.codes)
 
@@ -117,11 +126,11 @@ def elsewhere(run, name):
 
 
 def captured(monkeypatch) -> list:
-    """The parameters of every classifier that is evaluated."""
+    """Every classifier that is evaluated: itself, its parameters, and the images."""
     seen, predict = [], augment.predict
 
     def watch(classifier, params, images):
-        seen.append(jax.device_get(params))
+        seen.append((classifier, jax.device_get(params), images))
         return predict(classifier, params, images)
 
     monkeypatch.setattr(augment, "predict", watch)
@@ -145,8 +154,17 @@ def test_killed_training_goes_on_to_the_same_bits_and_done_networks_are_not_trai
         with pytest.raises(KeyboardInterrupt):
             augment.main(run)
     assert len(seen) == 1
-    augment.main(run)
-    jax.tree.map(np.testing.assert_array_equal, seen[0], seen[1])
+    steps, make_step = [], augment.make_step
+
+    def counting(*args, **options):
+        step = make_step(*args, **options)
+        return lambda *inputs: steps.append(1) or step(*inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(augment, "make_step", counting)
+        augment.main(run)
+    assert len(steps) == 18  # the first of three epochs was not taken again
+    jax.tree.map(np.testing.assert_array_equal, seen[0][1], seen[1][1])
     numbers = [json.loads((place / "augment_test.json").read_text()) for place in (straight.workdir, run.workdir)]
     assert numbers[0] == numbers[1]
     assert [path.suffix for path in (run.workdir / "augmentation").iterdir()] == [".jsonl"]  # nothing is left behind
@@ -183,11 +201,64 @@ def test_task_trains_on_the_right_images_and_plots_a_sweep(run, monkeypatch, cap
     assert "left out of the plot" in capsys.readouterr().out  # the other run has no such result
 
 
+def test_records_and_captions_are_those_of_the_held_out_images(run, monkeypatch):
+    run.config.augment.networks, run.config.augment.lambdas = 2, (1.0, 0.4)
+    networks, smoothing, make_step = captured(monkeypatch), [], augment.make_step
+    monkeypatch.setattr(
+        augment,
+        "make_step",
+        lambda *args, **how: smoothing.append((how["lambda_"], how["smoothing"])) or make_step(*args, **how),
+    )
+    shown = {}
+    monkeypatch.setattr(
+        augment.figures,
+        "save_captioned",
+        lambda path, images, captions, **_: shown.update(images=images, captions=captions),
+    )
+    augment.main(run)
+    assert smoothing == [(1.0, 0.1), (0.4, 0.1)]
+    test = run.grey.test
+    (path,) = (run.workdir / "augmentation").glob("*.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert [(record["lambda"], record["network"][-1]) for record in records] == [
+        (1, "0"),
+        (1, "1"),
+        (0.4, "0"),
+        (0.4, "1"),
+    ]
+    for record, (network, params, images) in zip(records, networks, strict=True):
+        np.testing.assert_array_equal(images, test.images)
+        logits = network.apply({"params": params}, jnp.asarray(test.images / 255, jnp.float32))
+        labels = np.argmax(logits, axis=1)  # labels are 0..4 here
+        wrong = np.flatnonzero(labels != test.labels)
+        assert record["error"] == len(wrong) / 40
+        assert (record["wrong"], record["predicted"]) == (wrong.tolist(), labels[wrong].tolist())
+    kernels = [params["Dense_0"]["kernel"] for _, params, _ in networks]
+    assert all((a != b).any() for a, b in itertools.combinations(kernels, 2))  # seeds and lambdas differ
+    means = {1.0: np.mean([r["error"] for r in records[:2]]), 0.4: np.mean([r["error"] for r in records[2:]])}
+    best = records[0 if means[1.0] <= means[0.4] else 2]
+    np.testing.assert_allclose(shown["images"], test.images[best["wrong"]] / 255, atol=1e-6)
+    assert shown["captions"] == [
+        f"{test.labels[i]} as {label}" for i, label in zip(best["wrong"], best["predicted"], strict=True)
+    ]
+
+
+def test_broken_results_of_other_runs_are_left_out(run, capsys):
+    run.config.augment.epochs, run.config.augment.compare = 1, str(run.workdir / "o*")
+    augment.main(run)
+    assert "matches nothing" in capsys.readouterr().out
+    for name, text in (("one", "{"), ("other", "{}"), ("old", '{"settings": 1, "prior": "x", "errors": [{}]}')):
+        (run.workdir / f"o{name}").mkdir()
+        (run.workdir / f"o{name}" / "augment_test.json").write_text(text)
+    augment.main(run)
+    assert capsys.readouterr().out.count("left out of the plot") == 3
+
+
 def test_training_learns(run):
     """On classes that a line separates the error falls to nothing."""
     images = np.zeros((200, 28, 28, 1), np.uint8)
-    labels = np.arange(200, dtype=np.int32) % 2
-    images[labels == 1, :14] = 255
+    labels = np.where(np.arange(200) % 2, 1000, -1).astype(np.int32)  # any integers
+    images[labels > 0, :14] = 255
     run = dataclasses.replace(run, grey=data.Dataset(*3 * [data.Split(images, labels)]))
     run.config.augment.lambdas = (1.0,)
     augment.main(run)
@@ -203,10 +274,12 @@ def test_unlabelled_data_and_large_batches_are_refused(run):
         augment.main(run)
 
 
-def test_diverging_training_is_said(run):
+def test_diverging_training_is_said(run, monkeypatch):
     run.config.augment.learning_rate = 1e30
-    with pytest.raises(FloatingPointError, match="lambda 1, network 1 of 1: the loss is not finite in epoch"):
-        augment.main(run)
+    monkeypatch.setattr(augment, "SAVE_SECONDS", 0)
+    for _ in range(2):  # nothing that is not finite was kept to go on from
+        with pytest.raises(FloatingPointError, match="lambda 1, network 1 of 1: the loss is not finite in epoch 1"):
+            augment.main(run)
 
 
 def test_augment_gives_n_new_versions_of_each_image(run):

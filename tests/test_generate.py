@@ -230,6 +230,78 @@ def test_tasks_write_figures_arrays_and_single_images(make_run, prior, tmp_path)
     assert (np.stack(pngs)[..., None] != first).any()
 
 
+@pytest.fixture
+def drawn(monkeypatch) -> dict:
+    """What the tasks hand to the figures, by file name."""
+    seen = {}
+    for name in ("save_grid", "save_plates"):
+        monkeypatch.setattr(gallery.figures, name, lambda path, images, *_, **__: seen.__setitem__(path.stem, images))
+    return seen
+
+
+def distance_to(images: np.ndarray, sources: np.ndarray) -> np.ndarray:
+    """Largest difference of a pixel to the nearest of the sources."""
+    flat, known = images.reshape(-1, 1, 4), sources.reshape(1, -1, 4) / 255
+    return np.abs(flat - known).max(-1).min(1)
+
+
+def test_sample_task_obeys_label_temperature_and_draw(identity_run, drawn):
+    run = identity_run("exemplar")
+    options = run.config.generate
+    options.label, options.temperature, options.num_sources = 2, 0.0, 9
+    gallery.sample_task(run)
+    of_class = run.exemplars.images[3:]
+    assert distance_to(drawn["random"], of_class).max() < 1e-6  # random samples and plates
+    assert drawn["plates"].shape[:2] == (2, 12)  # no exemplar twice
+    assert distance_to(drawn["plates"], of_class).max() < 1e-6
+    options.temperature = 1.0
+    gallery.sample_task(run)
+    spread = drawn["plates"][:, 1:] - drawn["plates"][:, :1]
+    assert spread.std() == pytest.approx(0.2, rel=0.3)
+    assert distance_to(drawn["random"], of_class).max() > 0.05
+    options.draw = True
+    gallery.sample_task(run)
+    assert set(np.unique(drawn["random"])) <= {0.0, 1.0} and set(np.unique(drawn["plates"][:, 1:])) <= {0.0, 1.0}
+
+
+def test_chains_start_from_exemplars_and_from_noise(identity_run, drawn):
+    run = identity_run("exemplar")
+    options = run.config.generate
+    options.num_sources, options.temperature, options.steps = 5, 0.0, 3
+    gallery.iterate_task(run)
+    assert drawn["chain_images"].shape[:2] == drawn["chain_noise"].shape[:2] == (5, 4)
+    assert distance_to(drawn["chain_images"], run.exemplars.images).max() < 1e-6
+    assert distance_to(drawn["chain_noise"][:, 0], run.exemplars.images).min() > 0.02
+    np.testing.assert_allclose(drawn["chain_noise"], np.repeat(drawn["chain_noise"][:, :1], 4, axis=1), atol=1e-6)
+
+
+def test_grid_follows_the_two_main_directions_of_the_nearest_exemplars(make_run, monkeypatch):
+    monkeypatch.setattr(generate, "NEIGHBOURS", 30)
+    run = make_run()
+    image = run.exemplars.images[5]
+    origin = run.encode(image[None]).mean[0].astype(np.float64)
+    near = np.argsort(np.sum((run.means - origin) ** 2, axis=1))[:30]
+    values, vectors = np.linalg.eigh(np.cov(run.means[near].T.astype(np.float64), bias=True))
+    cells = generate.grid(run, image, 5)
+    for axis, place in ((0, (4, 2)), (1, (2, 4))):  # two standard deviations down, or right
+        step = 2.0 * np.sqrt(values[-1 - axis]) * vectors[:, -1 - axis]
+        candidates = [
+            run.model.apply(
+                {"params": run.params["model"]}, KEY, (origin + sign * step)[None].astype(np.float32), method="decode"
+            )
+            for sign in (1, -1)  # an eigenvector has no sign
+        ]
+        assert min(np.abs(cells[place] - candidate[0]).max() for candidate in candidates) < 1e-4
+
+
+def test_one_dimensional_codes_have_a_grid(make_run, tiny_config):
+    tiny_config.model.latent_dim = 1
+    run = make_run()
+    cells = generate.grid(run, run.exemplars.images[0], 3)
+    np.testing.assert_allclose(cells[1, 0], cells[1, 2], atol=1e-6)
+    assert (cells[0, 1] != cells[2, 1]).any()
+
+
 def test_saved_samples_can_be_exemplars_and_data(make_run, tmp_path):
     from exvae import data
 

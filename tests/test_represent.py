@@ -102,6 +102,41 @@ def test_a_model_that_copies_is_seen(make_run, monkeypatch):
     assert all(len(values) == 15 for values in found.values())
 
 
+def test_memorisation_compares_with_the_right_images(make_run, monkeypatch):
+    """With a model that reconstructs perfectly, training images have distance zero and held-out ones have not."""
+    monkeypatch.setattr(represent.generate, "reconstruct", lambda run, images: images / np.float32(255))
+    found = represent.memorisation(jax.random.key(0), make_run(), 15)
+    assert found["training images, reconstructed"].max() < 1e-2
+    assert found["held-out images, reconstructed"].min() > 1e-2
+    np.testing.assert_allclose(found["held-out images"], found["held-out images, reconstructed"], atol=1e-6)
+
+
+def test_explanations_show_each_images_own_exemplars(make_run, monkeypatch, tmp_path):
+    run = make_run()
+    seen = {}
+    monkeypatch.setattr(
+        represent.figures,
+        "save_captioned",
+        lambda path, images, captions, **how: seen.update(i=images, c=captions, **how),
+    )
+    lines = represent.save_explanations(run, np.array([7, 2]), tmp_path / "e.png")
+    rows, captions = seen["i"].reshape(2, 12, 28, 28, 1), np.reshape(seen["c"], (2, 12))
+    images = run.grey.test.images[[7, 2]]
+    found = run.nearest_exemplars(images)
+    np.testing.assert_allclose(rows[:, 0], images / 255, atol=1e-6)
+    np.testing.assert_allclose(rows[:, 1], run.reconstruct(images), atol=1e-6)
+    np.testing.assert_allclose(rows[:, 2:], run.exemplars.images[found.index] / 255, atol=1e-6)
+    assert list(captions[:, 0]) == ["test 7", "test 2"]
+    np.testing.assert_allclose(captions[:, 2:].astype(float), found.responsibility, atol=6e-4)
+    np.testing.assert_array_equal(seen["marked"].reshape(2, 12), np.tile(np.arange(12) == 0, (2, 1)))
+    np.testing.assert_allclose([line["responsibilities"] for line in lines], found.responsibility, atol=1e-5)
+
+
+def test_one_dimensional_codes_have_a_plot(rng, tmp_path):
+    represent.save_tsne(rng.normal(size=(20, 1)).astype(np.float32), None, tmp_path / "tsne.png")
+    assert (tmp_path / "tsne.png").exists()
+
+
 @pytest.mark.parametrize("prior", ["exemplar", "gaussian"])
 def test_task_writes_numbers_means_and_figures(make_run, capsys, prior):
     run = make_run(prior)
@@ -115,7 +150,8 @@ def test_task_writes_numbers_means_and_figures(make_run, capsys, prior):
     with np.load(run.workdir / "latents.npz") as saved:
         np.testing.assert_allclose(saved["test"], run.encode(run.grey.test.images).mean, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(saved["valid_labels"], run.grey.valid.labels)
-        assert results["active_units"] == np.sum(np.var(saved["test"], axis=0) > 0.01)
+        binary = run.encode(run.dataset.test.images).mean
+        assert results["active_units"] == np.sum(np.var(binary, axis=0) > 0.01)
         assert len(saved["train"]) == 320
     names = {path.stem for path in (run.workdir / "figures").glob("*.png")}
     assert names == {"memorisation"} | ({"explanations", "tsne"} if prior == "exemplar" else set())

@@ -1,5 +1,6 @@
 """A trained model from Python: `exvae.load`."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 import exvae
+from exvae import generate
 from exvae.errors import UserError
+from exvae.run import open_run
 
 KEY = jax.random.key(0)
 
@@ -32,8 +35,6 @@ def test_loaded_run_is_the_trained_one(loaded, copied):
     config, workdir = copied
     assert (loaded.config.model.latent_dim, loaded.workdir) == (4, workdir)
     assert len(loaded.exemplars) == 320
-    from exvae.run import open_run
-
     jax.tree.map(np.testing.assert_array_equal, loaded.params, open_run(config, workdir).params)
 
 
@@ -70,6 +71,49 @@ def test_images_of_the_wrong_kind_are_refused(loaded, images, said):
             call(images)
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda run, x: run.sample(KEY, 0), "n=0 must be a whole number, at least 1"),
+        (lambda run, x: run.sample(KEY, 2.5), "n=2.5 must be a whole number"),
+        (lambda run, x: run.sample(KEY, 2, temperature=-1), "temperature=-1 must be at least 0"),
+        (lambda run, x: run.augment(KEY, x, 0), "n=0 must be"),
+        (lambda run, x: run.interpolate(x, x, 1), "steps=1 must be"),
+        (lambda run, x: run.log_likelihood(x, 0), "num_samples=0 must be"),
+        (lambda run, x: run.sample(KEY, 2, index=[0.5]), "by their numbers"),
+        (lambda run, x: run.sample(KEY, 2, index=[]), "by their numbers"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(loaded, call, said):
+    with pytest.raises(UserError, match=said):
+        call(loaded, loaded.dataset.test.images[:2])
+
+
+def test_data_may_have_moved(copied):
+    assert exvae.load(copied[1], data_dir="elsewhere").config.data.dir == "elsewhere"
+
+
+def test_log_likelihood_does_not_encode_the_exemplars_again_nor_print(loaded, monkeypatch, capsys):
+    images = loaded.dataset.test.images[:2]
+    loaded.log_likelihood(images, 5)
+    monkeypatch.setattr("exvae.run.encode", None)
+    loaded.log_likelihood(images, 6)
+    assert capsys.readouterr().out == ""
+
+
+def test_folder_whose_config_lacks_a_newer_field_is_opened_and_one_without_any_is_not(copied):
+    config, workdir = copied
+    stored = json.loads((workdir / "config.json").read_text())
+    for group in ("generate", "represent", "augment"):
+        del stored[group]
+    del stored["model"]["lower_latent_dim"]
+    (workdir / "config.json").write_text(json.dumps(stored))
+    assert open_run(config, workdir).model == exvae.load(workdir).model
+    (workdir / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="is not the config of a run"):
+        exvae.load(workdir)
+
+
 def test_interpolation_between_unequal_numbers_is_refused(loaded):
     with pytest.raises(UserError, match="not 2 and 3"):
         loaded.interpolate(loaded.dataset.test.images[:2], loaded.dataset.test.images[:3])
@@ -85,8 +129,6 @@ def test_samples_come_from_other_exemplars_twice_as_many(loaded):
     possible = twice.reconstruct(more[320:])
     distance = np.abs(inverted[:, None] - possible[None]).max(axis=(2, 3, 4)).min(1)
     assert distance.max() < 1e-4
-    from exvae import generate
-
     sources = generate.sample(KEY, twice, 400).sources
     assert 120 < np.sum(sources >= 320) < 280
 
@@ -112,8 +154,6 @@ def test_exemplars_far_away_cost_log_two(loaded):
 
 
 def test_log_likelihood_of_the_test_set_is_that_of_the_task(loaded):
-    import json
-
     results = json.loads((loaded.workdir / "results.json").read_text())["test"]
     loaded.config.eval.candidates, loaded.config.eval.audit, loaded.config.eval.tolerance = 50, 4, 1e9
     found = loaded.log_likelihood(loaded.dataset.test.images, num_samples=20)
