@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("\nstopped; the same command goes on from what was saved", file=sys.stderr)
         return 130
     return 0
 

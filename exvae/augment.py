@@ -43,6 +43,8 @@ def train_network(
     checkpoints = Checkpoints(folder)
     try:
         state, meta = checkpoints.restore_latest(state) or (state, {"seconds": 0.0})
+        if int(state.step):
+            print(f"{text}: going on from epoch {int(state.step) // (n // size)}", flush=True)
         saved = time.monotonic()
         began = saved - meta["seconds"]
         countdown, queue = metrics.Countdown(options.epochs * n, text), collections.deque()
@@ -169,8 +171,9 @@ def save_figures(run: Run, results: dict, found: list[list[dict]], held_out: dat
             curves[other] = theirs
         else:
             print(f"{other}: no augmentation with these data and settings, left out of the plot")
+    path, names = folder / f"lambda_{options.split}.png", [workdir.name for workdir in curves]
+    path.unlink(missing_ok=True)  # of an earlier command, which may have had other settings
     if max(len(curve["errors"]) for curve in curves.values()) > 1:
-        path, names = folder / f"lambda_{options.split}.png", [workdir.name for workdir in curves]
         lines = {
             f"{workdir.name if names.count(workdir.name) == 1 else workdir} ({curve['prior']})": lines_of(curve)
             for workdir, curve in curves.items()
@@ -179,7 +182,7 @@ def save_figures(run: Run, results: dict, found: list[list[dict]], held_out: dat
         print(f"figure   {path}")
     best = min(found, key=lambda networks: np.mean([record["error"] for record in networks]))[0]
     path = folder / f"misclassified_{options.split}.png"
-    path.unlink(missing_ok=True)  # of an earlier command
+    path.unlink(missing_ok=True)
     if best["wrong"]:
         wrong = best["wrong"][:SHOWN]
         captions = [f"{held_out.labels[i]} as {label}" for i, label in zip(wrong, best["predicted"], strict=False)]

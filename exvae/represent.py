@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -137,7 +138,7 @@ def main(run: Run, out: str = "") -> None:
     if options.explain:
         explained = np.asarray(options.explain)
     if max(explained) >= num_test:
-        raise UserError(f"config.represent.explain: there is no test image {max(explained)}, only {num_test}")
+        raise UserError(f"config.represent.explain: there is no test image {max(explained)}, only 0..{num_test - 1}")
     parts = vars(run.grey)
     means = {name: encode(run.model, run.params, part.images).mean for name, part in parts.items()}
     binary = encode(run.model, run.params, run.dataset.test.images).mean  # as --task=evaluate counts them
@@ -193,6 +194,7 @@ def save_explanations(run: Run, index: Int[np.ndarray, " n"], path: Path) -> lis
 
 def save_tsne(means: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"] | None, path: Path) -> None:
     """The latent means in the plane, as scikit-learn's t-SNE lays them out by default."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin make it many times slower on busy cores
     from sklearn.manifold import TSNE
 
     if len(means) < 2:

@@ -136,7 +136,7 @@ def test_workdir_of_another_config_is_refused_and_untouched(capsys, tmp_path, ti
         ("--task=iterate --config.generate.label=5000", "there is no exemplar with label 5000: labels are"),
         ("--task=sample --config.eval.exemplars=npz:{tmp}/small.npz", "images of 9x9x1, but the model is for 28x28x1"),
         ("--task=sample --config.generate.label=0 --config.eval.exemplars=npz:{tmp}/bare.npz", "have no labels"),
-        ("--task=represent --config.represent.explain=40", "there is no test image 40, only 40"),
+        ("--task=represent --config.represent.explain=40", "there is no test image 40, only 0..39"),
         ("--task=augment --config.augment.batch_size=361", "must be at most 360 (the training images)"),
         ("--task=sample --out={tmp}/bare.npz/x.npz", "cannot be written"),
     ],

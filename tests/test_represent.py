@@ -176,5 +176,5 @@ def test_task_without_labels_does_the_rest(make_run, capsys):
 def test_image_to_explain_that_does_not_exist_is_refused(make_run):
     run = make_run()
     run.config.represent.explain = (40,)
-    with pytest.raises(UserError, match="there is no test image 40, only 40"):
+    with pytest.raises(UserError, match="there is no test image 40, only 0..39"):
         represent.main(run)
