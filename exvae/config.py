@@ -17,8 +17,14 @@ from exvae.priors import PRIORS
 
 PARZEN = "parzen"  # architecture of the baseline in pixel space, `exvae/pixels.py`
 # Fields that a resumed run may change: they do not alter the steps that were already taken.
-TASKS = ("eval", "generate", "represent", "augment")  # groups of fields that are read after training only
-FREE_ON_RESUME = ("data.dir", "train.epochs", "train.patience", "train.checkpoint_minutes", *(f"{g}.*" for g in TASKS))
+TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups of fields that are read after training only
+FREE_ON_RESUME = (
+    "data.dir",
+    "train.epochs",
+    "train.patience",
+    "train.checkpoint_minutes",
+    *(f"{g}.*" for g in TASK_GROUPS),
+)
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -209,7 +215,7 @@ def _differing(new: dict, old: dict, fields: list[str]) -> list[str]:
 def stored(fields: dict, workdir: Any) -> ml_collections.ConfigDict:
     """config.json of a run as a config; the tasks' options are the defaults, they do not belong to the run."""
     config = get_config()
-    known = [field for field in _flat(config.to_dict()) if field.split(".")[0] not in TASKS]
+    known = [field for field in _flat(config.to_dict()) if field.split(".")[0] not in TASK_GROUPS]
     found = _flat(fields)
     if missing := {"data.name", "model.architecture", "prior.name"} - found.keys():
         raise UserError(f"{workdir}/config.json is not the config of a run (no {', '.join(sorted(missing))})")
@@ -230,7 +236,7 @@ def of_run(command: Any, fields: dict, workdir: Any) -> ml_collections.ConfigDic
     config = stored(fields, workdir)
     if found := _differing(_flat(command.to_dict()), _flat(config.to_dict()), named):
         raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
-    for group in TASKS:
+    for group in TASK_GROUPS:
         config[group] = command[group]
     config.data.dir = command.data.dir or config.data.dir
     return config
