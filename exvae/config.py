@@ -16,8 +16,8 @@ from exvae.models import ARCHITECTURES
 from exvae.priors import PRIORS
 
 PARZEN = "parzen"  # architecture of the baseline in pixel space, `exvae/pixels.py`
-# Fields that a resumed run may change: they do not alter the steps that were already taken.
 TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups of fields that are read after training only
+# Fields that a resumed run may change: they do not alter the steps that were already taken.
 FREE_ON_RESUME = (
     "data.dir",
     "train.epochs",
