@@ -9,6 +9,7 @@ from exvae.errors import UserError
 from exvae.priors import PRIORS
 
 RECIPES = ("paper", "fast")
+RUNLOCAL = ("false", "true")  # smaller, for two CPU cores and half an hour
 ARGUMENTS = {"prior": tuple(PRIORS), "recipe": RECIPES}
 
 
@@ -17,6 +18,7 @@ def parse(argument: str, allowed: dict[str, tuple[str, ...]]) -> dict[str, str]:
     values = {key: choices[0] for key, choices in allowed.items()}
     for item in filter(None, argument.split(",")):
         key, _, value = item.partition("=")
+        value = value or "true"  # `runlocal` is short for `runlocal=true`
         if key not in allowed:
             near = configs.nearest_name(key, tuple(allowed))
             raise UserError(f"--config=...:{item}: {key!r} is not one of {', '.join(allowed)}{near}")
@@ -40,10 +42,28 @@ def build(data_name: str, architecture: str, *, prior: str, recipe: str) -> ml_c
     config.prior.name = prior
     config.prior.num_pseudo_inputs = 1000 if data_name == "omniglot" else 500
     # The paper trains the dense architectures on all M exemplars and only the convolutional ones with RAT.
-    config.retrieval.search = "exact" if architecture == "convhvae" else "none"
+    config.retrieval.search = "none" if architecture in ("vae", "hvae") else "exact"
     config.augment.lambdas = (1.0, 0.8) if data_name == "fashion_mnist" else (1.0, 0.4)  # chosen on validation
     if recipe == "fast":
         _fast(config)
+    return config
+
+
+def pixelsnail(data_name: str, argument: str) -> ml_collections.ConfigDict:
+    """The paper's settings for PixelSNAIL, or with `runlocal` a decoder of half the channels and a few epochs."""
+    values = parse(argument, {**ARGUMENTS, "runlocal": RUNLOCAL})
+    config = build(data_name, "pixelsnail", prior=values["prior"], recipe=values["recipe"])
+    if values["runlocal"] == "true":
+        config.model.channels = 32
+        config.retrieval.num_neighbours = 5
+        config.train.batch_size = 50
+        config.train.epochs = 2
+        config.optim.schedule = "cosine"
+        config.optim.learning_rate = 1e-3
+        config.optim.rise_steps = 200
+        config.optim.kl_warmup_epochs = 1
+        config.eval.iwae_samples = 100
+        config.eval.num_images = 100
     return config
 
 

@@ -12,7 +12,7 @@ import ml_collections
 
 from exvae import data as datasets
 from exvae.errors import UserError
-from exvae.models import ARCHITECTURES
+from exvae.models import ARCHITECTURES, LIKELIHOODS
 from exvae.priors import PRIORS
 
 PARZEN = "parzen"  # architecture of the baseline in pixel space, `exvae/pixels.py`
@@ -41,11 +41,12 @@ def get_config() -> ml_collections.ConfigDict:
     data.num_images = 10_000  # glyphs: how many to draw
 
     config.model = model = ml_collections.ConfigDict()
-    model.architecture = "vae"  # vae, hvae, convhvae; parzen: no model, a Parzen window on pixels
+    model.architecture = "vae"  # vae, hvae, convhvae, pixelsnail, celeba; parzen: no model, a Parzen window on pixels
     model.latent_dim = 40  # of z (z2 in the hierarchical architectures)
     model.lower_latent_dim = 0  # of z1; 0: as latent_dim
     model.hidden_dim = 300  # units of a dense hidden layer
-    model.likelihood = "bernoulli"  # p(x|z): bernoulli; kernel of parzen: bernoulli, gaussian
+    model.channels = 64  # of convhvae's and pixelsnail's decoder; celeba has 1, 2, 4 and 8 times as many
+    model.likelihood = "bernoulli"  # p(x|z): bernoulli, discretized_logistic; kernel of parzen: bernoulli, gaussian
 
     config.prior = prior = ml_collections.ConfigDict()
     prior.name = "exemplar"  # gaussian, vamp, exemplar
@@ -143,7 +144,7 @@ def validate(config: Any) -> None:
     """Check everything that can be checked before the data are read."""
     datasets.check_name(config.data.name)
     _one_of("model.architecture", config.model.architecture, (*ARCHITECTURES, PARZEN))
-    likelihoods = ("bernoulli", "gaussian") if config.model.architecture == PARZEN else ("bernoulli",)
+    likelihoods = ("bernoulli", "gaussian") if config.model.architecture == PARZEN else tuple(LIKELIHOODS)
     _one_of("model.likelihood", config.model.likelihood, likelihoods)
     _one_of("prior.name", config.prior.name, tuple(PRIORS))
     _one_of("retrieval.search", config.retrieval.search, ("none", "exact", "scann"))
@@ -163,8 +164,8 @@ def validate(config: Any) -> None:
     _at_least("seed", config.seed, 0)
     lowest = {
         "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "model.latent_dim": 1,
-        "model.lower_latent_dim": 0, "model.hidden_dim": 1, "prior.num_exemplars": 0, "prior.num_pseudo_inputs": 1,
-        "prior.activation_mib": 0, "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0,
+        "model.lower_latent_dim": 0, "model.hidden_dim": 1, "model.channels": 1, "prior.num_exemplars": 0,
+        "prior.num_pseudo_inputs": 1, "prior.activation_mib": 0, "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0,
         "retrieval.rebuild_steps": 1, "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0,
         "optim.kl_warmup_epochs": 0, "train.epochs": 1, "train.batch_size": 1, "train.patience": 1,
         "train.checkpoint_minutes": 0, "eval.iwae_samples": 1, "eval.num_images": 0, "eval.candidates": 1,

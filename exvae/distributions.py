@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, UInt8
 
 LOG_2PI = math.log(2.0 * math.pi)
 HALVINGS = 4  # of a row of pixels in `log_bernoulli`
+LEVELS = 256  # of a pixel
+LOG_SCALE_RANGE = (-10.0, 10.0)  # of a logistic: from one level surely to the two end levels only
 
 
 class Normal(NamedTuple):
@@ -54,6 +56,36 @@ def _log_bernoulli_jvp(primals, tangents):
     (x, logits), (dx, dlogits) = primals, tangents
     terms = (x - jax.nn.sigmoid(logits)) * dlogits + logits * dx
     return log_bernoulli(x, logits), jnp.sum(terms.reshape(terms.shape[0], -1), axis=-1)
+
+
+def log_discretized_logistic(
+    x: Float[Array, "B ... C"], mean: Float[Array, "B ... C"], log_scale: Float[Array, " C"]
+) -> Float[Array, " B"]:
+    """log P(x), the mass that a logistic has in the bin of x; bins are 1/256 wide, the two at the ends open.
+
+    x = l / 255 is level l, whose bin reaches from l / 256 to (l + 1) / 256. With a and b its ends, seen from the mean and
+    in units of the scale, sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)): three logarithms, and no
+    difference of numbers that are almost equal, however far in a tail the bin lies.
+    """
+    log_scale = jnp.clip(log_scale, *LOG_SCALE_RANGE)
+    level = jnp.round(x * (LEVELS - 1))
+    low, high = ((edge / LEVELS - mean) * jnp.exp(-log_scale) for edge in (level, level + 1))
+    first, last = level == 0, level == LEVELS - 1
+    log_width = jnp.log(-jnp.expm1(-jnp.exp(-log_scale) / LEVELS))
+    terms = (
+        jnp.where(last, 0.0, jax.nn.log_sigmoid(high))
+        + jnp.where(first, 0.0, jax.nn.log_sigmoid(-low))
+        + jnp.where(first | last, 0.0, log_width)
+    )
+    return jnp.sum(terms.reshape(terms.shape[0], -1), axis=-1)
+
+
+def logistic_level(
+    u: Float[Array, "B ... C"], mean: Float[Array, "B ... C"], log_scale: Float[Array, " C"]
+) -> Float[Array, "B ... C"]:
+    """The pixel whose bin has the u-quantile of the logistic in it."""
+    value = mean + jnp.exp(jnp.clip(log_scale, *LOG_SCALE_RANGE)) * jax.scipy.special.logit(u)
+    return jnp.clip(jnp.floor(LEVELS * value), 0, LEVELS - 1) / (LEVELS - 1)
 
 
 def to_unit(images: UInt8[Array, "B ..."]) -> Float[Array, "B ..."]:

@@ -45,7 +45,7 @@ def make_evaluator(config: Any, model: nn.Module) -> Evaluator:
     @jax.jit
     @exactly
     def encode_all(params: dict, images: UInt8[Array, "N H W C"]) -> Float[Array, "N D"]:
-        return encode_means(model, params["model"], images, jnp.arange(len(images)))
+        return encode_means(model, params, images, jnp.arange(len(images)))
 
     @jax.jit
     @exactly

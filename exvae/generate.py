@@ -6,11 +6,11 @@ import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int, Real, UInt8
 
+from exvae import models
 from exvae.data import Split
 from exvae.data.batches import map_batches
 from exvae.distributions import sample_normal, to_unit
@@ -26,16 +26,14 @@ GRID, REACH, NEIGHBOURS = 5, 2.0, 100  # cells along a side, standard deviations
 
 def decode(key: Array, model: nn.Module, params: dict, z: Float[Array, "B D"], draw: bool) -> Float[Array, "B H W C"]:
     """The mean of p(x|z), or an image drawn from it."""
-    key_latents, key_pixels = jax.random.split(key)
-    mean = model.apply({"params": params["model"]}, key_latents, z, method="decode")
-    return jax.random.bernoulli(key_pixels, mean).astype(jnp.float32) if draw else mean
+    return models.apply(model, params, key, z, draw, method="decode")
 
 
 @functools.partial(jax.jit, static_argnames=("model", "prior", "draw"))
 def _around(key, model, prior: Any, params, x: Float[Array, "B H W C"], temperature, draw) -> Float[Array, "B H W C"]:
     """z ~ r(z|x), Eq. (7), then p(x|z)."""
     key_z, key_x = jax.random.split(key)
-    q = model.apply({"params": params["model"]}, x, method="encode")
+    q = models.apply(model, params, x, method="encode")
     return decode(key_x, model, params, sample_normal(key_z, prior.transition(params, q), temperature), draw)
 
 
@@ -47,12 +45,14 @@ def _from_prior(key, model, prior: Any, params, count, temperature, draw) -> Flo
 
 @functools.partial(jax.jit, static_argnums=0)
 def _latents(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -> tuple[Float[Array, "B D"], ...]:
-    return model.apply({"params": params["model"]}, to_unit(images), method="latents")
+    return models.apply(model, params, to_unit(images), method="latents")
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _render(model: nn.Module, params: dict, latents: tuple[Float[Array, "B D"], ...]) -> Float[Array, "B H W C"]:
-    return model.apply({"params": params["model"]}, latents, method="render")
+    # The same random numbers for every image: it depends on its latents alone, and neighbours on a line are alike.
+    u = jax.random.uniform(jax.random.key(0), (1, *model.image_shape))
+    return models.apply(model, params, latents, u, method="render")
 
 
 def block(run: Run) -> int:

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, UInt8
 
-from exvae import sharding
+from exvae import models, sharding
 from exvae.distributions import to_unit
 from exvae.models import Observed
 from exvae.priors import PRIORS
@@ -41,7 +41,7 @@ def make_scorer(config: Any, model: nn.Module, mesh: Mesh, *, candidates: int | 
     @jax.default_matmul_precision("highest")  # an accelerator would round the factors of the networks' products
     def score(params, components, key, images: UInt8[Array, "1 H W C"], index: Int[Array, " 1"]) -> Scores:
         key_samples, key_audit = jax.random.split(jax.random.fold_in(key, index[0]))
-        seen = model.apply({"params": params["model"]}, to_unit(images), method="observe")
+        seen = models.apply(model, params, to_unit(images), method="observe")
         if not prior.USES_EXEMPLARS:
             samples = draw_samples(key_samples, config, model, params, seen, lambda z: prior.log_prob(components, z))
             return Scores(log_mean_exp(samples.log_w)[None], jnp.zeros(1), jnp.zeros(1))
@@ -76,7 +76,7 @@ def draw_samples(key: Array, config: Any, model: nn.Module, params: dict, seen: 
     copies = seen.repeat(block)
 
     def draw_block(key: Array) -> Samples:
-        terms = model.apply({"params": params["model"]}, key, copies, method="draw")
+        terms = models.apply(model, params, key, copies, method="draw")
         log_pz = log_prob(terms.z)
         return Samples(terms.z, log_pz, terms.log_px + terms.log_ratio - terms.log_q + log_pz)
 

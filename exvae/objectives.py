@@ -8,6 +8,7 @@ import jax
 from flax import linen as nn
 from jaxtyping import Array, Float, UInt8
 
+from exvae import models
 from exvae.distributions import binarize, to_unit
 from exvae.models import Terms
 from exvae.priors import PRIORS
@@ -30,20 +31,21 @@ def elbo_of(terms: Terms, log_pz: Float[Array, " B"]) -> Elbo:
 
 def training_elbo(
     key: Array, config: Any, model: nn.Module, params: dict, batch: Batch, table: Float[Array, "N D"] | None
-) -> tuple[Elbo, list[Means]]:
-    """ELBO of a freshly binarized batch under the training prior, and the means for the table."""
+) -> tuple[Elbo, list[Means], dict]:
+    """ELBO of a batch under the training prior, the means for the table, and the new running statistics."""
     key_x, key_z, key_draw = jax.random.split(key, 3)
-    x = binarize(key_x, batch.images[batch.index])
-    terms = model.apply({"params": params["model"]}, key_z, x, method="terms")
+    images = batch.images[batch.index]
+    x = binarize(key_x, images) if config.model.likelihood == "bernoulli" else to_unit(images)
+    terms, statistics = models.training_terms(key_z, model, params, x)
     prior = PRIORS[config.prior.name]
     log_pz, means = prior.training_log_prob(key_draw, config, model, params, batch, terms, table)
-    return elbo_of(terms, log_pz), means
+    return elbo_of(terms, log_pz), means, statistics
 
 
 def evaluation_elbo(
     key: Array, config: Any, model: nn.Module, params: dict, images: UInt8[Array, "B H W C"], means: Array | None
 ) -> Elbo:
-    """ELBO of images that are binary already, one sample each, under the whole prior."""
-    terms = model.apply({"params": params["model"]}, key, to_unit(images), method="terms")
+    """ELBO of images (binary ones for a Bernoulli model), one sample each, under the whole prior."""
+    terms = models.apply(model, params, key, to_unit(images), method="terms")
     prior = PRIORS[config.prior.name]
     return elbo_of(terms, prior.log_prob(prior.components(model, params, means), terms.z))

@@ -103,6 +103,7 @@ def _papers_sizes(model: dict) -> bool:
         model.get("latent_dim", 40) == 40
         and model.get("lower_latent_dim", 0) in (0, 40)
         and model.get("hidden_dim", 300) == 300
+        and model.get("channels", 64) == 64
         and model.get("likelihood", "bernoulli") == "bernoulli"
     )
 

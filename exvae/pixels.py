@@ -134,7 +134,7 @@ def main(config: Any, workdir: Path) -> None:
     kernel = KERNELS[config.model.likelihood]
     grey = data.load(config.data, binarize=False)
     exemplars = data.load_exemplars(config.eval.exemplars, grey).images
-    dataset = splits.binarize(grey) if binary else grey
+    dataset = splits.as_modelled(grey, config.model.likelihood)
     metrics.open_workdir(workdir, config.to_dict())
     # The bandwidth is chosen around the training images alone: validation images must not be their own exemplars.
     train, exemplars = (

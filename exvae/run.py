@@ -56,8 +56,8 @@ class Run:
 
     @functools.cached_property
     def dataset(self) -> data.Dataset:
-        """The data with valid and test binarized, as training and evaluation see them."""
-        return splits.binarize(self.grey) if self.config.model.likelihood == "bernoulli" else self.grey
+        """The data as training and evaluation see them: for a Bernoulli model valid and test are binarized."""
+        return splits.as_modelled(self.grey, self.config.model.likelihood)
 
     def with_exemplars(self, images: Images, labels: Int[np.ndarray, " n"] | None = None) -> Run:
         """The same model with other exemplars, as many as there are: p(z|X) is over them. Nothing is trained."""
@@ -127,7 +127,7 @@ class Run:
     def log_likelihood(self, images: Images, num_samples: int | None = None) -> Float[np.ndarray, " n"]:
         """log p(x) in nats with all exemplars, importance weighting as in `--task=evaluate`.
 
-        The model is one of binary images: where there are grey levels each pixel is drawn once, as for a test set.
+        A Bernoulli model is one of binary images: grey levels are drawn from once, as those of a test set.
         The samples of an image depend on the run's seed and on its place among the images.
 
         Args:
@@ -135,8 +135,10 @@ class Run:
         """
         num_samples = self.config.eval.iwae_samples if num_samples is None else num_samples
         _at_least("num_samples", num_samples, 1)
-        stream = np.random.RandomState(splits.BINARIZATION_SEED)
-        return evaluate.log_likelihoods(self, splits.draw_binary(stream, self._bytes(images)), num_samples)
+        images = self._bytes(images)
+        if self.config.model.likelihood == "bernoulli":
+            images = splits.draw_binary(np.random.RandomState(splits.BINARIZATION_SEED), images)
+        return evaluate.log_likelihoods(self, images, num_samples)
 
     def _bytes(self, images: Images) -> Images:
         """A user's images as (n, H, W, C) bytes of the model's size."""

@@ -71,7 +71,7 @@ def prepare(config: Any, workdir: Path) -> Setup:
     if uses_scann(config):
         scann.require()
     grey = data.load(config.data, binarize=False)
-    dataset = splits.binarize(grey) if config.model.likelihood == "bernoulli" else grey
+    dataset = splits.as_modelled(grey, config.model.likelihood)
     config = configs.resolve(config, len(dataset.train))
     exemplars = data.load_exemplars(config.eval.exemplars, grey)  # a wrong file is better found now
     mesh = sharding.make_mesh(config.train.batch_size)
@@ -153,7 +153,7 @@ def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
         print(f"going on from step {int(restored[0].step)} in {setup.workdir}")
         return restored[0], restored[1]["seconds"]
     if uses_table(setup.config):
-        state = state.replace(table=setup.evaluator.encode_all(state.params, setup.images))
+        state = state.replace(table=setup.evaluator.encode_all(state.whole, setup.images))
     return state, 0.0
 
 
@@ -223,13 +223,13 @@ def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer,
     config, step = setup.config, int(state.step)
     rate = progress.rate(step)
     train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
-    means = setup.evaluator.encode_all(state.params, setup.images) if uses_exemplars(config) else None
+    means = setup.evaluator.encode_all(state.whole, setup.images) if uses_exemplars(config) else None
     key = stream(jax.random.wrap_key_data(state.key), VALID, epoch)
-    valid = mean_elbo(setup.evaluator, state.params, key, setup.dataset.valid.images, means)
+    valid = mean_elbo(setup.evaluator, state.whole, key, setup.dataset.valid.images, means)
     check_finite(step, valid["elbo"])
     stopping = state.stopping.update(epoch, valid["elbo"], config.optim.kl_warmup_epochs)
     if int(stopping.best_epoch) == epoch:
-        checkpoints.save_best(step, state.params, {"images": setup.checksum})
+        checkpoints.save_best(step, state.whole, {"images": setup.checksum})
     writer.write(step, epoch, "train", {**train_figures, **_extra(config, state), "images_per_second": rate})
     writer.write(step, epoch, "valid", valid)
     progress.epoch(
@@ -252,7 +252,7 @@ def _extra(config: Any, state: TrainState) -> dict[str, float]:
 
 def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, seconds: float) -> dict:
     """Samples and test figures of the best parameters, results.json."""
-    best_step, params, _ = checkpoints.restore_best(state.params)
+    best_step, params, _ = checkpoints.restore_best(state.whole)
     epoch = best_step // setup.steps_per_epoch
     run = Run(setup.config, setup.workdir, setup.grey, setup.mesh, setup.model, params, best_step, setup.exemplars)
     gallery.save_samples(stream(run.key, SAMPLES), run)

@@ -18,7 +18,7 @@ def setup():
     config.model.latent_dim, config.model.hidden_dim = DIM, 6
     model = models.build(config.model, SHAPE)
     rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda key: models.init(key, model), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
     network = jax.tree.map(lambda s: rng.normal(scale=s.shape[0] ** -0.5, size=s.shape).astype(np.float32), shapes)
     params = {"model": network, "prior": {"log_var": np.float32(-0.3)}}
     return model, params, evaluate.make_evaluator(config, model), rng

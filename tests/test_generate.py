@@ -30,7 +30,7 @@ class Identity(nn.Module):
         mean = x.reshape(len(x), -1)
         return Normal(mean, jnp.full_like(mean, jnp.log(0.09)))
 
-    def decode(self, key, z):
+    def decode(self, key, z, draw):
         return z.reshape(-1, *self.image_shape)
 
 
@@ -126,7 +126,7 @@ def test_interpolation_ends_are_the_reconstructions(make_run, architecture):
     np.testing.assert_allclose(frames[:, -1], run.reconstruct(b), atol=1e-6)
     variables = {"params": run.params["model"]}
     ends = [run.model.apply(variables, jnp.asarray(x / 255, jnp.float32), method="latents") for x in (a, b)]
-    middle = run.model.apply(variables, jax.tree.map(lambda u, v: (u + v) / 2, *ends), method="render")
+    middle = run.model.apply(variables, jax.tree.map(lambda u, v: (u + v) / 2, *ends), 0.5, method="render")
     np.testing.assert_allclose(frames[:, 2], middle, atol=1e-5)
     np.testing.assert_array_equal(run.interpolate(a, b, 2)[:, 0], frames[:, 0])
 
@@ -138,7 +138,7 @@ def test_reconstruction_of_a_hierarchical_model_uses_both_latents(make_run):
     z2 = bound.encode(x).mean
     z1 = bound.posterior_z1(bound.observe(x).features, z2).mean
     np.testing.assert_allclose(
-        run.reconstruct(run.exemplars.images[:2]), jax.nn.sigmoid(bound.logits(z1, z2)), atol=1e-5
+        run.reconstruct(run.exemplars.images[:2]), jax.nn.sigmoid(bound.logits(z2, z1)), atol=1e-5
     )
 
 

@@ -27,7 +27,7 @@ def make_config(architecture="vae", prior="exemplar", dim=2, samples=200):
 
 def make_params(config, model, rng, log_var=-0.5) -> dict:
     """Random weights; posteriors are near the origin and wide, so that importance sampling works with few samples."""
-    shapes = jax.eval_shape(lambda key: models.init(key, model), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
     network = jax.tree.map(lambda s: rng.normal(scale=0.5, size=s.shape).astype(np.float32), shapes)
     for name in set(network) & {"q_z", "q_z1", "q_z2"}:
         network[name] = jax.tree.map(lambda leaf: 0.2 * leaf, network[name])
@@ -94,7 +94,7 @@ def quadrature(case: Case, image: int) -> float:
         log_p = log_prior(case, grid.astype(np.float64))
     else:  # one axis is z2, the other z1
         z2, z1 = grid[:, :1], grid[:, 1:]
-        logits = case.apply(z1, z2, method="logits")
+        logits = case.apply(z2, z1, method="logits")
         p_z1 = jax.tree.map(lambda a: np.asarray(a, np.float64), case.apply(z2, method="prior_z1"))
         log_p = log_prior(case, z2.astype(np.float64))
         log_p += stats.norm.logpdf(z1, p_z1.mean, np.exp(0.5 * p_z1.log_var)).sum(-1)

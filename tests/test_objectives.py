@@ -58,7 +58,7 @@ class World:
     def __init__(self):
         self.rng = rng = np.random.default_rng(0)
         self.model = models.build(make_config().model, SHAPE)
-        shapes = jax.eval_shape(lambda key: models.init(key, self.model), jax.random.key(0))
+        shapes = jax.eval_shape(lambda key: models.init(key, self.model)[0], jax.random.key(0))
         network = jax.tree.map(lambda s: rng.normal(scale=1.5 * s.shape[0] ** -0.5, size=s.shape), shapes)
         prior = {"log_var": np.float64(-0.5), "pseudo_inputs": rng.uniform(-0.5, 1.5, (5, *SHAPE))}
         self.params = jax.tree.map(jnp.float32, {"model": network, "prior": prior})
@@ -81,7 +81,7 @@ class World:
 
         def run(key, batch, table):
             return {
-                name: objectives.training_elbo(key, config, self.model, self.params, batch, table)
+                name: objectives.training_elbo(key, config, self.model, self.params, batch, table)[:2]
                 for name, config in CONFIGS.items()
             }
 

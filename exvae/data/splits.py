@@ -52,6 +52,11 @@ def binarize(dataset: Dataset) -> Dataset:
     return Dataset(dataset.train, valid, test)
 
 
+def as_modelled(dataset: Dataset, likelihood: str) -> Dataset:
+    """What a model with this p(x|z) is fitted to and scored on: a Bernoulli one sees binary pixels."""
+    return binarize(dataset) if likelihood == "bernoulli" else dataset
+
+
 def draw_binary(stream: np.random.RandomState, images: np.ndarray) -> np.ndarray:
     """The same bits as `255 * stream.binomial(1, images / 255)` in float32, seven times as fast.
 

@@ -1,12 +1,13 @@
-"""Architectures. Each is a Flax module with the same seven methods; a new one is a file and a line here.
+"""Architectures. Each is a Flax module with the same methods; a new one is a file and a line here.
 
-encode   images -> q(z|x), the posterior of the top latent
-observe  images -> all that the encoders say of them
-draw     what was observed -> Terms of one sample of every latent for each row
-terms    draw of observe
-decode   codes of the top latent -> mean images, whatever lies below it drawn
-latents  images -> posterior means of every latent, the top one first
-render   every latent -> mean images
+encode    images -> q(z|x), the posterior of the top latent
+observe   images -> all that the encoders say of them
+draw      what was observed -> Terms of one sample of every latent for each row
+terms     draw of observe
+complete  codes of the top latent -> all latents, those below it drawn
+decode    codes of the top latent -> images; render of complete
+latents   images -> posterior means of every latent, the top one first
+render    every latent -> images: means of p(x|z), or drawn from it
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
+from exvae.models.celeba import CelebA
 from exvae.models.convhvae import ConvHVAE
 from exvae.models.hvae import HVAE
+from exvae.models.likelihoods import LIKELIHOODS
+from exvae.models.pixelsnail import PixelSNAIL
 from exvae.models.terms import Observed, Terms
 from exvae.models.vae import VAE
 
-ARCHITECTURES = {"vae": VAE, "hvae": HVAE, "convhvae": ConvHVAE}
+ARCHITECTURES = {"vae": VAE, "hvae": HVAE, "convhvae": ConvHVAE, "pixelsnail": PixelSNAIL, "celeba": CelebA}
+STATISTICS = "batch_stats"  # Flax's name for what batch norm remembers of the batches that it saw
 
-__all__ = ["ARCHITECTURES", "Observed", "Terms", "build", "init"]
+__all__ = ["ARCHITECTURES", "LIKELIHOODS", "Observed", "Terms", "apply", "build", "init", "training_terms"]
 
 
 def build(config: Any, image_shape: tuple[int, int, int]) -> nn.Module:
@@ -35,11 +40,33 @@ def build(config: Any, image_shape: tuple[int, int, int]) -> nn.Module:
         latent_dim=config.latent_dim,
         lower_latent_dim=config.lower_latent_dim or config.latent_dim,
         hidden_dim=config.hidden_dim,
+        channels=config.channels,
+        likelihood=config.likelihood,
     )
 
 
-def init(key: Array, model: nn.Module) -> dict:
-    """Fresh parameters."""
+def init(key: Array, model: nn.Module) -> tuple[dict, dict]:
+    """Fresh parameters, and running statistics: {"batch_stats": ...}, or {} in an architecture without batch norm."""
     key_params, key_sample = jax.random.split(key)
     x = jnp.zeros((1, *model.image_shape), jnp.float32)
-    return model.init(key_params, key_sample, x, method="terms")["params"]
+    variables = model.init(key_params, key_sample, x, method="terms")
+    return variables["params"], {name: variables[name] for name in variables if name == STATISTICS}
+
+
+def apply(model: nn.Module, params: dict, *args: Any, method: str) -> Any:
+    """A method of the architecture as it is after training: running statistics, no dropout.
+
+    Args:
+      params: {"model": parameters, and, where there is batch norm, "batch_stats": running statistics}.
+    """
+    return model.apply(_variables(params), *args, method=method)
+
+
+def training_terms(key: Array, model: nn.Module, params: dict, x: Float[Array, "B H W C"]) -> tuple[Terms, dict]:
+    """`terms` as training has them, with dropout and the batch's own statistics, and the new running statistics."""
+    rngs = {"dropout": jax.random.fold_in(key, 1)}
+    return model.apply(_variables(params), key, x, method="terms", rngs=rngs, mutable=[STATISTICS])
+
+
+def _variables(params: dict) -> dict:
+    return {"params": params["model"], **{name: params[name] for name in params if name == STATISTICS}}

@@ -14,7 +14,7 @@ from exvae.models.layers import GatedDense
 # (features, kernel size, stride); 28x28 -> 28 -> 14 -> 14 -> 7 -> 7.
 Z2_STACK = ((32, 7, 1), (32, 3, 2), (64, 5, 1), (64, 3, 2), (6, 3, 1))
 Z1_STACK = ((32, 3, 1), (32, 3, 2), (64, 3, 1), (64, 3, 2), (6, 3, 1))
-DECODER_CHANNELS, DECODER_LAYERS = 64, 4
+DECODER_LAYERS = 4
 
 
 def flatten(h: Float[Array, "B H W C"]) -> Float[Array, "B I"]:
@@ -30,18 +30,22 @@ class ConvHVAE(HVAE):
 
     block_rows = 20  # feature maps are large: the 3x3 patches of a layer of 20 images of 28x28 take 36 MB
 
-    def setup_images(self):
-        height, width, channels = self.image_shape
+    def setup_encoder(self):
+        height, width, _ = self.image_shape
         self.z2_from_x = encoder(Z2_STACK)
         self.z1_from_x = encoder(Z1_STACK)
         # As wide as the flattened feature maps of `z1_from_x` (7 x 7 x 6 for 28 x 28 images).
         self.z1_from_z2 = GatedDense(math.ceil(height / 4) * math.ceil(width / 4) * Z1_STACK[-1][0])
+
+    def setup_decoder(self):
+        self.p_x_z1 = GatedDense(self.hidden_dim)
+        self.p_x_z2 = GatedDense(self.hidden_dim)
         self.p_x = nn.Sequential(
             [
                 GatedDense(math.prod(self.image_shape)),
                 lambda h: h.reshape(-1, *self.image_shape),
-                *(GatedConv(DECODER_CHANNELS, 3, 1) for _ in range(DECODER_LAYERS)),
-                Conv(channels, 1),
+                *(GatedConv(self.channels, 3, 1) for _ in range(DECODER_LAYERS)),
+                Conv(self.image_shape[-1], 1),
             ]
         )
 

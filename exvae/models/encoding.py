@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt8
 
+from exvae import models
 from exvae.data.batches import map_batches
 from exvae.distributions import Normal, to_unit
 
@@ -34,7 +35,7 @@ def encode_means(
     """
 
     def encode(params: dict, index: Int[Array, " b"]) -> Float[Array, "b D"]:
-        return model.apply({"params": params}, to_unit(images[index]), method="encode").mean
+        return models.apply(model, params, to_unit(images[index]), method="encode").mean
 
     if len(index) <= BLOCK:
         return encode(params, index)
@@ -64,7 +65,7 @@ def _bytes_per_image(block_fn: Callable, params: dict) -> int:
 @jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
 def posterior(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -> Normal:
     """q(z|x) of the top latent."""
-    return model.apply({"params": params["model"]}, to_unit(images), method="encode")
+    return models.apply(model, params, to_unit(images), method="encode")
 
 
 def encode(model: nn.Module, params: dict, images: UInt8[np.ndarray, "n H W C"]) -> Normal:

@@ -9,35 +9,32 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from exvae.distributions import Normal, log_bernoulli, log_normal, sample_normal
+from exvae.distributions import Normal, log_normal, sample_normal
+from exvae.models.architecture import Architecture
 from exvae.models.layers import Dense, GatedDense, NormalHead
 from exvae.models.terms import Observed, Terms
 
 
-class HVAE(nn.Module):
+class HVAE(Architecture):
     """q(z2|x) q(z1|x,z2) and p(z2) p(z1|z2) p(x|z1,z2). Subclasses change what reads and draws images."""
 
-    block_rows = 500  # codes that evaluation scores at a time: their activations stay in a CPU core's cache
-
-    image_shape: tuple[int, int, int]
-    latent_dim: int  # of z2, the top latent
-    lower_latent_dim: int  # of z1
-    hidden_dim: int
-
-    def setup(self):
-        self.setup_images()
+    def setup_networks(self):
+        self.setup_encoder()
         self.q_z2 = NormalHead(self.latent_dim)
         self.q_z1_joint = GatedDense(self.hidden_dim)
         self.q_z1 = NormalHead(self.lower_latent_dim)
         self.p_z1_body = nn.Sequential([GatedDense(self.hidden_dim), GatedDense(self.hidden_dim)])
         self.p_z1 = NormalHead(self.lower_latent_dim)
-        self.p_x_z1 = GatedDense(self.hidden_dim)
-        self.p_x_z2 = GatedDense(self.hidden_dim)
+        self.setup_decoder()
 
-    def setup_images(self):
+    def setup_encoder(self):
         self.z2_from_x = nn.Sequential([GatedDense(self.hidden_dim), GatedDense(self.hidden_dim)])
         self.z1_from_x = GatedDense(self.hidden_dim)
         self.z1_from_z2 = GatedDense(self.hidden_dim)
+
+    def setup_decoder(self):
+        self.p_x_z1 = GatedDense(self.hidden_dim)
+        self.p_x_z2 = GatedDense(self.hidden_dim)
         self.p_x = nn.Sequential([GatedDense(self.hidden_dim), Dense(math.prod(self.image_shape))])
 
     def read(self, x: Float[Array, "B H W C"]) -> Float[Array, "B ..."]:
@@ -57,7 +54,7 @@ class HVAE(nn.Module):
     def prior_z1(self, z2: Float[Array, "B D"]) -> Normal:
         return Normal(*self.p_z1(self.p_z1_body(z2)))
 
-    def logits(self, z1: Float[Array, "B D1"], z2: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
+    def logits(self, z2: Float[Array, "B D"], z1: Float[Array, "B D1"]) -> Float[Array, "B H W C"]:
         joint = jnp.concatenate([self.p_x_z1(z1), self.p_x_z2(z2)], axis=-1)
         return self.p_x(joint).reshape(-1, *self.image_shape)
 
@@ -67,18 +64,11 @@ class HVAE(nn.Module):
         q_z1, p_z1 = self.posterior_z1(seen.features, z2), self.prior_z1(z2)
         z1 = sample_normal(key_z1, q_z1)
         log_ratio = log_normal(z1, p_z1) - log_normal(z1, q_z1)
-        return Terms(z2, seen.q, log_bernoulli(seen.x, self.logits(z1, z2)), log_ratio, log_normal(z2, seen.q))
+        return Terms(z2, seen.q, self.log_px(seen.x, z2, z1), log_ratio, log_normal(z2, seen.q))
 
-    def terms(self, key: Array, x: Float[Array, "B H W C"]) -> Terms:
-        return self.draw(key, self.observe(x))
-
-    def decode(self, key: Array, z: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
-        return self.render((z, sample_normal(key, self.prior_z1(z))))
+    def complete(self, key: Array, z: Float[Array, "B D"]) -> tuple[Float[Array, "B D"], Float[Array, "B D1"]]:
+        return z, sample_normal(key, self.prior_z1(z))
 
     def latents(self, x: Float[Array, "B H W C"]) -> tuple[Float[Array, "B D"], Float[Array, "B D1"]]:
         z2 = self.encode(x).mean
         return z2, self.posterior_z1(self.z1_from_x(self.read(x)), z2).mean
-
-    def render(self, latents: tuple[Float[Array, "B D"], Float[Array, "B D1"]]) -> Float[Array, "B H W C"]:
-        z2, z1 = latents
-        return jax.nn.sigmoid(self.logits(z1, z2))

@@ -51,9 +51,7 @@ def training_log_prob(
             nearest = select.cut(batch.candidates, k, allowed=drawn, leave_out=leave_out)
         index = select.union(nearest)  # O3, Eq. (12), with Eq. (9) for why it is a bound
         neighbours = nearest if config.retrieval.scored == "own" else None
-    means = encode_means(
-        model, params["model"], batch.images, index, activation_bytes=config.prior.activation_mib * 2**20
-    )
+    means = encode_means(model, params, batch.images, index, activation_bytes=config.prior.activation_mib * 2**20)
     log_pz = exemplar_log_prob(
         terms.z,
         means,

@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax import lax
 from jaxtyping import Array, Float
 
+from exvae import models
 from exvae.distributions import LOG_2PI, Normal, sample_normal
 from exvae.models import Terms
 from exvae.priors.types import Batch, Means
@@ -40,7 +41,7 @@ def init(key: Array, config: Any, image_shape: tuple[int, int, int]) -> dict:
 def pseudo_posteriors(model: nn.Module, params: dict) -> Normal:
     """q(z|u_p) of the pseudo-inputs, which stay in [0, 1] as images do."""
     inputs = jnp.clip(params["prior"]["pseudo_inputs"], 0.0, 1.0)
-    return model.apply({"params": params["model"]}, inputs, method="encode")
+    return models.apply(model, params, inputs, method="encode")
 
 
 def training_log_prob(

@@ -23,7 +23,7 @@ def parts():
     config.latent_dim, config.hidden_dim = 3, 16
     model = models.build(config, (4, 5, 1))
     rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda key: models.init(key, model), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
     params = jax.tree.map(lambda s: rng.normal(scale=s.shape[0] ** -0.5, size=s.shape).astype(np.float32), shapes)
     images = rng.integers(0, 256, (40, 4, 5, 1), dtype=np.uint8)
     return model, params, jnp.asarray(images)
@@ -56,7 +56,7 @@ def test_encode_means_equals_encoding_at_once(monkeypatch, parts, size, limit):
     @functools.partial(jax.jit, compiler_options=QUICKLY)
     def run(params, index):
         means, back = jax.vjp(
-            lambda p: encoding.encode_means(model, p, images, index, activation_bytes=LIMITS[limit]), params
+            lambda p: encoding.encode_means(model, {"model": p}, images, index, activation_bytes=LIMITS[limit]), params
         )
         return means, back(pull)[0]
 
@@ -72,7 +72,7 @@ def test_encode_means_keeps_the_blocks_that_fit(architecture, num_images):
     config = get_config().model
     config.architecture = architecture
     model = models.build(config, (28, 28, 1))
-    params = jax.eval_shape(lambda key: models.init(key, model), jax.random.key(0))
+    params = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
     images = jax.ShapeDtypeStruct((num_images, 28, 28, 1), jnp.uint8)
     index = jax.ShapeDtypeStruct((5 * encoding.BLOCK,), jnp.int32)
     block = encoding.BLOCK * 4 * 300 * 4  # two gated layers of 300, two products each, float32
@@ -81,7 +81,9 @@ def test_encode_means_keeps_the_blocks_that_fit(architecture, num_images):
         """Bytes that the forward pass leaves for the backward pass."""
 
         def forward(params, images, index):
-            return jax.vjp(lambda p: encoding.encode_means(model, p, images, index, activation_bytes=limit), params)
+            return jax.vjp(
+                lambda p: encoding.encode_means(model, {"model": p}, images, index, activation_bytes=limit), params
+            )
 
         _, back = jax.eval_shape(forward, params, images, index)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(back))
@@ -101,7 +103,7 @@ def test_encode_means_of_an_empty_slot_is_finite(monkeypatch, parts):
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
     def run(params):
-        means, back = jax.vjp(lambda p: encoding.encode_means(model, p, images, index), params)
+        means, back = jax.vjp(lambda p: encoding.encode_means(model, {"model": p}, images, index), params)
         return means, back(jnp.zeros_like(means).at[1].set(1.0))[0]
 
     means, grads = run(params)

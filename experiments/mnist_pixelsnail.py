@@ -1,0 +1,15 @@
+"""Dynamic MNIST, PixelSNAIL HVAE.
+
+python launch.py --config=experiments/mnist_pixelsnail.py --workdir=runs/mnist_pixelsnail
+  :prior=gaussian | vamp       the baselines
+  :recipe=fast                 RAT and a cosine decay instead of the paper's schedule
+  :runlocal                    smaller and shorter, for two CPU cores
+
+Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -77.95, vamp -77.90, gaussian -78.20.
+"""
+
+from experiments import common
+
+
+def get_config(argument: str = ""):
+    return common.pixelsnail("mnist", argument)

@@ -1,0 +1,70 @@
+"""What all architectures share."""
+
+from __future__ import annotations
+
+import jax
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from exvae.distributions import Normal
+from exvae.models.likelihoods import LIKELIHOODS
+from exvae.models.terms import Observed, Terms
+
+Latents = tuple[Float[Array, "B D"], ...]  # the top one first
+
+
+class Architecture(nn.Module):
+    """Every architecture is built with the same fields, whether it uses them or not."""
+
+    block_rows = 500  # codes that evaluation scores at a time: their activations stay in a CPU core's cache
+
+    image_shape: tuple[int, int, int]
+    latent_dim: int  # of the top latent
+    lower_latent_dim: int  # of the one below it
+    hidden_dim: int  # of dense layers
+    channels: int  # of convolutions
+    likelihood: str
+
+    def setup(self):
+        self.family = LIKELIHOODS[self.likelihood](self.image_shape[-1])
+        self.setup_networks()
+
+    def setup_networks(self) -> None:
+        raise NotImplementedError
+
+    def encode(self, x: Float[Array, "B H W C"]) -> Normal:
+        raise NotImplementedError
+
+    def observe(self, x: Float[Array, "B H W C"]) -> Observed:
+        raise NotImplementedError
+
+    def draw(self, key: Array, seen: Observed) -> Terms:
+        raise NotImplementedError
+
+    def latents(self, x: Float[Array, "B H W C"]) -> Latents:
+        raise NotImplementedError
+
+    def complete(self, key: Array, z: Float[Array, "B D"]) -> Latents:
+        """All latents, those below z drawn."""
+        raise NotImplementedError
+
+    def logits(self, *latents: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
+        """What p(x | all latents) is made of: its mean is their sigmoid."""
+        raise NotImplementedError
+
+    def log_px(self, x: Float[Array, "B H W C"], *latents: Float[Array, "B D"]) -> Float[Array, " B"]:
+        """log p(x | all latents)."""
+        return self.family.log_prob(x, self.logits(*latents))
+
+    def terms(self, key: Array, x: Float[Array, "B H W C"]) -> Terms:
+        return self.draw(key, self.observe(x))
+
+    def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Float[Array, "B H W C"]:
+        key_latents, key_pixels = jax.random.split(key)
+        u = jax.random.uniform(key_pixels, (len(z), *self.image_shape))
+        return self.render(self.complete(key_latents, z), u, draw)
+
+    def render(self, latents: Latents, u: Float[Array, "#B H W C"], draw: bool = False) -> Float[Array, "B H W C"]:
+        """Means, or images drawn with the uniform random numbers u."""
+        logits = self.logits(*latents)
+        return self.family.quantile(u, logits) if draw else self.family.mean(logits)
