@@ -39,6 +39,7 @@ def get_config() -> ml_collections.ConfigDict:
     data.image_size = 28  # images:PATH is resized to this height and width; 0 keeps the size
     data.colour = False  # images:PATH keeps three channels
     data.num_images = 10_000  # glyphs: how many to draw
+    data.memory_mib = 1024  # decoded images (images:PATH, celeba) that take more are mapped from the cache folder
 
     config.model = model = ml_collections.ConfigDict()
     model.architecture = "vae"  # vae, hvae, convhvae; parzen: no model, a Parzen window on pixels
@@ -162,7 +163,7 @@ def validate(config: Any) -> None:
         raise UserError(f"config.augment.label_smoothing={config.augment.label_smoothing} must be less than 1")
     _at_least("seed", config.seed, 0)
     lowest = {
-        "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "model.latent_dim": 1,
+        "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "data.memory_mib": 0, "model.latent_dim": 1,
         "model.lower_latent_dim": 0, "model.hidden_dim": 1, "prior.num_exemplars": 0, "prior.num_pseudo_inputs": 1,
         "prior.activation_mib": 0, "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0,
         "retrieval.rebuild_steps": 1, "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0,

@@ -15,7 +15,7 @@ FOLDER = Path(os.environ.get("EXVAE_DATA_DIR") or Path(__file__).parents[3] / "s
 def load(name, **options):
     if not (FOLDER / name).is_dir():
         pytest.skip(f"no {name} in {FOLDER}; set EXVAE_DATA_DIR to test on real data")
-    fields = {"dir": str(FOLDER), "split_seed": 0, "image_size": 28, "colour": False, "num_images": 0}
+    fields = dict(dir=str(FOLDER), split_seed=0, image_size=28, colour=False, num_images=0, memory_mib=1024)
     return data.load(ConfigDict({"name": name, **fields}), **options)
 
 
