@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exvae.data import tfds_source
+from exvae.data import tfds_records, tfds_source
 from exvae.data.types import NotHere
 from exvae.errors import UserError
 
@@ -91,7 +91,7 @@ def test_read_finds_copy_by_environment_variable(digit_copy, tmp_path, monkeypat
 def test_read_tfrecord_copy(digit_copy, tmp_path):
     name, folder, arrays = digit_copy
     for path in folder.glob("*.array_record-*"):
-        records = tfds_source._read_records(str(path), "array_record")
+        records = tfds_records.read_records(str(path), "array_record")
         framed = b"".join(struct.pack("<Q", len(r)) + bytes(4) + r + bytes(4) for r in records)
         path.with_name(path.name.replace("array_record", "tfrecord")).write_bytes(framed)
         path.unlink()
