@@ -30,7 +30,8 @@ def read(folder: Path, name: str) -> dict[str, Split]:
     if not found:
         if broken:
             raise broken[0]
-        raise NotHere(f"no zip file or folder with 000001.jpg and so on in {folder}")
+        zips = "".join(f", {path} has no such images" for path in sorted(folder.glob("*.zip")))
+        raise NotHere(f"no folder or zip file with 000001.jpg and so on in {folder}{zips}")
     path, names = max(found.items(), key=lambda entry: len(entry[1]))
     names = sorted(names, key=_number)
     numbers = np.array([_number(jpg) for jpg in names])

@@ -8,7 +8,7 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -87,7 +87,7 @@ def decode(where: str, contents: bytes, mode: str, transform: Callable[[str, Ima
         return np.asarray(image).reshape(image.height, image.width, -1)
 
 
-def file_states(paths: list[Path]) -> list[tuple[str, int, int]]:
+def file_states(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
     """Absolute path, size and time of each file, as a sign of its contents."""
     states = []
     for path in paths:

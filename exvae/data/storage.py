@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def _write(path: Path, shape: tuple[int, ...], blocks: Iterator[np.ndarray]) -> 
         raise
 
 
-def _wait(lock: object, where: str) -> None:
+def _wait(lock: TextIO, where: str) -> None:
     """One process decodes a source; the others wait for its file."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
