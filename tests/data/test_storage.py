@@ -166,8 +166,10 @@ def test_interrupted_write_does_not_count(folder, cache, decoded, monkeypatch):
         context.setattr(storage, "_decoded", interrupt)
         load(folder, 0)
     assert not [path for path in cache.rglob("*") if path.suffix in (".npy", ".tmp")]
-    (cache / "images" / "left.tmp").write_bytes(b"what a kill leaves")
+    (lock,) = cache.rglob("*.lock")
+    lock.with_suffix(".tmp").write_bytes(b"what a kill leaves" * COUNT)
     assert_same(load(folder, 0), load(folder, 1024))
+    assert sorted(path.suffix for path in lock.parent.iterdir()) == [".lock", ".npy"]
 
 
 def _load_and_count(folder, barrier, queue):
