@@ -20,6 +20,7 @@ TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups of fields t
 # Fields that a resumed run may change: they do not alter the steps that were already taken.
 FREE_ON_RESUME = (
     "data.dir",
+    "data.memory_mib",
     "train.epochs",
     "train.patience",
     "train.checkpoint_minutes",
@@ -39,6 +40,7 @@ def get_config() -> ml_collections.ConfigDict:
     data.image_size = 28  # images:PATH is resized to this height and width; 0 keeps the size
     data.colour = False  # images:PATH keeps three channels
     data.num_images = 10_000  # glyphs: how many to draw
+    data.memory_mib = 1024  # decoded images (images:PATH, celeba) that take more are mapped from the cache folder
 
     config.model = model = ml_collections.ConfigDict()
     model.architecture = "vae"  # vae, hvae, convhvae, pixelsnail, celeba; parzen: no model, a Parzen window on pixels
@@ -163,9 +165,10 @@ def validate(config: Any) -> None:
         raise UserError(f"config.augment.label_smoothing={config.augment.label_smoothing} must be less than 1")
     _at_least("seed", config.seed, 0)
     lowest = {
-        "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "model.latent_dim": 1,
+        "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "data.memory_mib": 0, "model.latent_dim": 1,
         "model.lower_latent_dim": 0, "model.hidden_dim": 1, "model.channels": 1, "prior.num_exemplars": 0,
-        "prior.num_pseudo_inputs": 1, "prior.activation_mib": 0, "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0,
+        "prior.num_pseudo_inputs": 1, "prior.activation_mib": 0, "retrieval.num_neighbours": 1,
+        "retrieval.refresh_epochs": 0,
         "retrieval.rebuild_steps": 1, "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0,
         "optim.kl_warmup_epochs": 0, "train.epochs": 1, "train.batch_size": 1, "train.patience": 1,
         "train.checkpoint_minutes": 0, "eval.iwae_samples": 1, "eval.num_images": 0, "eval.candidates": 1,
@@ -200,7 +203,7 @@ def differences(new: dict, old: dict) -> list[str]:
     free = set(FREE_ON_RESUME)
     if new["optim"]["schedule"] == "cosine":
         free.remove("train.epochs")  # the rate of every step depends on it
-    a, b = _flat(new), _flat(old)
+    a, b = _flat(new), {**_flat(get_config().to_dict()), **_flat(old)}  # a run older than a field had its default
     fields = [f for f in sorted(a.keys() | b.keys()) if not any(fnmatch.fnmatch(f, pattern) for pattern in free)]
     return _differing(a, b, fields)
 

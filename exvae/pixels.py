@@ -133,7 +133,7 @@ def main(config: Any, workdir: Path) -> None:
     binary = config.model.likelihood == "bernoulli"
     kernel = KERNELS[config.model.likelihood]
     grey = data.load(config.data, binarize=False)
-    exemplars = data.load_exemplars(config.eval.exemplars, grey).images
+    exemplars = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib).images
     dataset = splits.as_modelled(grey, config.model.likelihood)
     metrics.open_workdir(workdir, config.to_dict())
     # The bandwidth is chosen around the training images alone: validation images must not be their own exemplars.

@@ -188,5 +188,5 @@ def _open(config: Any, workdir: Path) -> Run:
     checksum = fingerprint(grey.train.images)
     if meta.get("images", checksum) != checksum:
         raise UserError(f"--workdir={workdir} holds a run on other training images than config.data.dir has")
-    exemplars = data.load_exemplars(config.eval.exemplars, grey)
+    exemplars = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib)
     return Run(config, workdir, grey, mesh, model, params, best_step, exemplars)

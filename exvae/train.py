@@ -73,7 +73,9 @@ def prepare(config: Any, workdir: Path) -> Setup:
     grey = data.load(config.data, binarize=False)
     dataset = splits.as_modelled(grey, config.model.likelihood)
     config = configs.resolve(config, len(dataset.train))
-    exemplars = data.load_exemplars(config.eval.exemplars, grey)  # a wrong file is better found now
+    exemplars = data.load_exemplars(
+        config.eval.exemplars, grey, memory_mib=config.data.memory_mib
+    )  # a wrong file is better found now
     mesh = sharding.make_mesh(config.train.batch_size)
     metrics.open_workdir(workdir, config.to_dict())
     steps_per_epoch = len(dataset.train) // config.train.batch_size

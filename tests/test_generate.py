@@ -31,7 +31,8 @@ class Identity(nn.Module):
         return Normal(mean, jnp.full_like(mean, jnp.log(0.09)))
 
     def decode(self, key, z, draw):
-        return z.reshape(-1, *self.image_shape)
+        x = z.reshape(-1, *self.image_shape)
+        return (x > 0.5).astype(jnp.float32) if draw else x
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Data in memory: `load(config.data)` gives train, valid and test of a named set or of the user's own images."""
+"""Data as bytes: `load(config.data)` gives train, valid and test of a named set or of the user's own images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 from jaxtyping import UInt8
 
-from exvae.data import registry, splits
+from exvae.data import registry, splits, storage
 from exvae.data.types import Dataset, Split
 from exvae.errors import UserError
 
@@ -29,19 +29,21 @@ def load(data_config: ml_collections.ConfigDict, *, binarize: bool = True) -> Da
     Train keeps its grey levels or colours: it is binarized afresh each step, exemplars never.
     """
     check_name(data_config.name)
-    dataset = _load_bytes(data_config)
+    dataset = _find(data_config)
+    dataset = Dataset(**storage.decode(vars(dataset), memory_mib=data_config.memory_mib))
     return splits.binarize(dataset) if binarize else dataset
 
 
-def load_exemplars(which: str, grey: Dataset) -> Split:
+def load_exemplars(which: str, grey: Dataset, *, memory_mib: float = storage.MEMORY_MIB) -> Split:
     """What `config.eval.exemplars` names: train, train+valid, npz:PATH or images:PATH."""
     if which == "train":
         return grey.train
     if which == "train+valid":
         return join(grey.train, grey.valid)
     height, _, channels = grey.train.images.shape[1:]
-    parts = _read_own(which, image_size=height, colour=channels == 3)
-    split = parts["all" if "all" in parts else "train"]
+    parts = _find_own(which, image_size=height, colour=channels == 3)
+    name = "all" if "all" in parts else "train"
+    split = storage.decode({name: parts[name]}, memory_mib=memory_mib)[name]
     check_size(split.images, grey.train.images.shape[1:], f"config.eval.exemplars={which}")
     return split
 
@@ -49,7 +51,7 @@ def load_exemplars(which: str, grey: Dataset) -> Split:
 def join(*parts: Split) -> Split:
     """One after another; labels only where all parts have them."""
     labels = None if any(part.labels is None for part in parts) else np.concatenate([part.labels for part in parts])
-    return Split(np.concatenate([part.images for part in parts]), labels)
+    return Split(storage.concatenate([part.images for part in parts]), labels)
 
 
 def check_size(images: UInt8[np.ndarray, "n H W C"], image_shape: tuple[int, ...], where: str) -> None:
@@ -70,7 +72,7 @@ def check_name(name: str) -> None:
     raise UserError(f"config.data.name={name} is unknown{hint}; allowed: {', '.join(allowed)}")
 
 
-def _load_bytes(data_config: ml_collections.ConfigDict) -> Dataset:
+def _find(data_config: ml_collections.ConfigDict) -> Dataset:
     """Dispatches on the name; modules are imported where needed, so that a set costs only its own imports."""
     name, seed = data_config.name, data_config.split_seed
     if name in registry.SETS:
@@ -86,11 +88,11 @@ def _load_bytes(data_config: ml_collections.ConfigDict) -> Dataset:
             raise UserError(f"config.data.num_images={data_config.num_images} must be at least 3")
         parts = {"all": glyphs.generate(data_config.num_images, seed)}  # one seed names both drawings and split
     else:
-        parts = _read_own(name, image_size=data_config.image_size, colour=data_config.colour)
+        parts = _find_own(name, image_size=data_config.image_size, colour=data_config.colour)
     return splits.assign(parts, seed=seed)
 
 
-def _read_own(name: str, *, image_size: int, colour: bool) -> dict[str, Split]:
+def _find_own(name: str, *, image_size: int, colour: bool) -> dict[str, Split]:
     """The parts of npz:PATH or images:PATH."""
     kind, _, path = name.partition(":")
     if kind == "npz":
@@ -99,4 +101,4 @@ def _read_own(name: str, *, image_size: int, colour: bool) -> dict[str, Split]:
         return npz.read(Path(path).expanduser())
     from exvae.data import images
 
-    return images.read(Path(path).expanduser(), image_size=image_size, colour=colour)
+    return images.find(Path(path).expanduser(), image_size=image_size, colour=colour)

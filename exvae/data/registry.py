@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from exvae.data import idx, mat, npm, npz, splits
+from exvae.data import celeba, idx, mat, npm, npz, splits
 from exvae.data.types import Dataset, NotHere, Split
 from exvae.errors import UserError
 
@@ -36,6 +36,7 @@ class NamedSet:
     readers: tuple[Callable[[Path, str], Parts], ...]  # the formats that it may have in the user's folder
     places: tuple[Place, ...]
     advice: str  # the shortest thing that helps where it is found nowhere
+    shape: tuple[int, int, int] = (idx.SIDE, idx.SIDE, 1)
     binary: bool = False
 
 
@@ -94,7 +95,7 @@ def _in_tfds(name: str, folder: Path | None) -> Parts:
     from exvae.data import tfds_source  # imports TFDS, which is slow and may be absent
 
     # The user's folder counts where TFDS prepared a copy in it; else TFDS's own, where it also downloads to.
-    prepared = folder is not None and any((folder / name).glob("*/dataset_info.json"))
+    prepared = folder is not None and any((folder / tfds_source.folder_name(name)).glob("*/dataset_info.json"))
     return _counted(tfds_source.read(name, str(folder) if prepared else None), name, "TFDS")
 
 
@@ -115,12 +116,12 @@ def _counted(parts: Parts, name: str, path: Path | str) -> Parts:
     """Refuses a copy that has the name of a set but not its size."""
     found = {key: len(part) for key, part in parts.items()}
     shapes = {part.images.shape[1:] for part in parts.values()}
-    allowed = SETS[name].counts
-    if found not in allowed or shapes != {(idx.SIDE, idx.SIDE, 1)}:
+    allowed, shape = SETS[name].counts, SETS[name].shape
+    if found not in allowed or shapes != {shape}:
         expected = " or ".join(" + ".join(f"{n} {key}" for key, n in counts.items()) for counts in allowed)
         got = " + ".join(f"{len(p)} {key} of {'x'.join(map(str, p.images.shape[1:]))}" for key, p in parts.items())
         raise UserError(
-            f"{path}: wrong size for {name}: expected {expected} of 28x28x1, found {got}; "
+            f"{path}: wrong size for {name}: expected {expected} of {'x'.join(map(str, shape))}, found {got}; "
             f"other data can be read with config.data.name=npz:PATH"
         )
     return parts
@@ -166,5 +167,14 @@ SETS = {
         places=(_FOLDER,),
         advice="--config.data.dir=FOLDER with static_mnist.npz in it (keys train, valid, test; values 0 and 1)",
         binary=True,
+    ),
+    "celeba": NamedSet(
+        counts=(celeba.COUNTS,),
+        num_valid=celeba.COUNTS["valid"],
+        shuffle=False,
+        readers=(celeba.read,),
+        places=(_FOLDER, _TFDS),
+        advice="--config.data.dir=FOLDER with img_align_celeba.zip in it, or pip install -r requirements-tfds.txt",
+        shape=celeba.SHAPE,
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from exvae.data.types import Dataset, Split
+from exvae.data.types import Dataset, Split, Undecoded
 from exvae.errors import UserError
 
 BINARIZATION_SEED = 777  # the authors' seed
@@ -90,7 +90,8 @@ def _take(split: Split, index: np.ndarray | slice) -> Split:
 
 def _contiguous(split: Split) -> Split:
     labels = None if split.labels is None else np.ascontiguousarray(split.labels, np.int32)
-    return Split(np.ascontiguousarray(split.images), labels)
+    images = split.images if isinstance(split.images, Undecoded) else np.ascontiguousarray(split.images)
+    return Split(images, labels)  # a slice of a contiguous array is one too: mapped images stay where they are
 
 
 def _check_shapes(parts: dict[str, Split]) -> None:

@@ -1,25 +1,27 @@
-"""TensorFlow Datasets: `mnist`, `fashion_mnist` and `omniglot` from a copy that TFDS prepared.
+"""TensorFlow Datasets: `mnist`, `fashion_mnist`, `omniglot` and `celeba` from a copy that TFDS prepared.
 
 TensorFlow is needed to prepare a copy, never to read one: records are taken out of the array_record or tfrecord files
 here. TFDS stores a split in the order of a hash of each example's key. The keys are known, so the original order is
-restored: images have the places that they have in the original files.
+restored: images have the places that they have in the original files. But CelebA, which is decoded as it is read, keeps
+TFDS's order.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import io
 import logging
 import os
 import pathlib
-import struct
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from exvae.data import celeba, tfds_records
 from exvae.data.types import NotHere, Split
 from exvae.errors import UserError
 
@@ -27,6 +29,7 @@ _DOWNLOADED_FROM = {
     "mnist": "https://storage.googleapis.com",
     "fashion_mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     "omniglot": "https://github.com",
+    "celeba": "https://drive.google.com",
 }
 NAMES = tuple(_DOWNLOADED_FROM)
 
@@ -43,10 +46,10 @@ _OMNIGLOT_LEFT_OUT = (
 
 
 def read(name: str, data_dir: str | None = None) -> dict[str, Split]:
-    """Reads the splits `train` and `test`; prepares a copy first where there is none and TensorFlow is installed.
+    """Reads a set's splits; prepares a copy first where there is none and TensorFlow is installed.
 
-    Omniglot comes as in the paper: bright strokes at 28 x 28, and split by drawer (24345 / 8070), where TFDS splits by
-    alphabet.
+    There are `train` and `test`; of CelebA `valid` too, and its images are not decoded yet. Omniglot comes as in
+    the paper: bright strokes at 28 x 28, and split by drawer (24345 / 8070), where TFDS splits by alphabet.
 
     Args:
         name: one of `NAMES`.
@@ -61,14 +64,13 @@ def read(name: str, data_dir: str | None = None) -> dict[str, Split]:
     root = pathlib.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     with _quiet():
         folder = _find_copy(root, name) or _prepare(root, name)
-        try:
-            return _read_omniglot(folder) if name == "omniglot" else _read_digits(folder)
-        except ImportError as error:
-            raise NotHere(f"TFDS copy at {folder} cannot be read: {_one_line(error)}") from error
-        except Exception as error:  # TFDS, array_record, protobuf and PIL each have their own for a damaged file
-            raise UserError(
-                f"TFDS copy at {folder} is damaged, delete it to have it prepared again: {_one_line(error)}"
-            ) from error
+        with _named(folder):
+            return {"omniglot": _read_omniglot, "celeba": _read_celeba}.get(name, _read_digits)(folder)
+
+
+def folder_name(name: str) -> str:
+    """What TFDS calls the set."""
+    return "celeb_a" if name == "celeba" else name
 
 
 # A copy, found or made.
@@ -76,7 +78,9 @@ def read(name: str, data_dir: str | None = None) -> dict[str, Split]:
 
 def _find_copy(root: pathlib.Path, name: str) -> pathlib.Path | None:
     """The newest prepared version. Looks at folders only, as importing TFDS takes a second."""
-    versions = [path.parent for path in (root / name).glob("*/dataset_info.json") if path.parent.name[0].isdigit()]
+    versions = [
+        path.parent for path in (root / folder_name(name)).glob("*/dataset_info.json") if path.parent.name[0].isdigit()
+    ]
     return max(
         versions, key=lambda folder: [int(part) for part in folder.name.split(".") if part.isdigit()], default=None
     )
@@ -94,7 +98,7 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
         import tensorflow_datasets as tfds
 
         _check_network(root, name)
-        builder = tfds.builder(name, data_dir=root, file_format="array_record")
+        builder = tfds.builder(folder_name(name), data_dir=root, file_format="array_record")
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         return pathlib.Path(builder.data_dir)
     except Exception as error:  # no network, full disk, wrong checksum, missing package: all mean there is no copy
@@ -105,7 +109,7 @@ def _check_network(root: pathlib.Path, name: str) -> None:
     """Asks once whether the host answers, as TFDS without a network tries again for minutes."""
     import requests
 
-    if any((root / "downloads" / name).glob("*.INFO")):
+    if any((root / "downloads" / folder_name(name)).glob("*.INFO")):
         return  # downloaded before, or laid there by hand
     try:
         requests.head(_DOWNLOADED_FROM[name], timeout=10)
@@ -129,12 +133,25 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+@contextlib.contextmanager
+def _named(folder: pathlib.Path) -> Iterator[None]:
+    """What goes wrong while a copy is read names its folder."""
+    try:
+        yield
+    except ImportError as error:
+        raise NotHere(f"TFDS copy at {folder} cannot be read: {_one_line(error)}") from error
+    except Exception as error:  # TFDS, array_record, protobuf and PIL each have their own for a damaged file
+        raise UserError(
+            f"TFDS copy at {folder} is damaged, delete it to have it prepared again: {_one_line(error)}"
+        ) from error
+
+
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-# The two kinds of data sets.
+# The three kinds of data sets.
 
 
 def _read_digits(folder: pathlib.Path) -> dict[str, Split]:
@@ -185,7 +202,26 @@ def _shrink(ink_on_paper: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(np.asarray(bright)), 0, 255).astype(np.uint8)
 
 
-# Files and records.
+def _read_celeba(folder: pathlib.Path) -> dict[str, Split]:
+    info = _load_info(folder)
+    shards = {}
+    for part, split in (("train", "train"), ("valid", "validation"), ("test", "test")):
+        paths = map(pathlib.Path, info.splits[split].filepaths)
+        shards[part] = list(zip(paths, info.splits[split].shard_lengths, strict=True))
+    return celeba.from_shards(folder, shards, functools.partial(_read_jpgs, folder, info.file_format.value))
+
+
+def _read_jpgs(folder: pathlib.Path, file_format: str, path: pathlib.Path) -> list[bytes]:
+    try:
+        with _named(folder):
+            return [
+                example["image"].bytes_list.value[0] for example in tfds_records.read_features(str(path), file_format)
+            ]
+    except NotHere as error:  # too late to look elsewhere
+        raise UserError(str(error)) from error
+
+
+# Examples and their order.
 
 
 def _load_info(folder: pathlib.Path) -> Any:
@@ -196,41 +232,14 @@ def _load_info(folder: pathlib.Path) -> Any:
 
 def _read_examples(info: Any, split: str) -> tuple[list[bytes], np.ndarray]:
     """The encoded images and the labels of a split, in stored order."""
-    from tensorflow_datasets.proto import tf_example_pb2
-
     pngs, labels = [], []
     for path in info.splits[split].filepaths:
-        for record in _read_records(os.fspath(path), info.file_format.value):
-            feature = tf_example_pb2.Example.FromString(record).features.feature
+        for feature in tfds_records.read_features(os.fspath(path), info.file_format.value):
             pngs.append(feature["image"].bytes_list.value[0])
             labels.append(feature["label"].int64_list.value[0])
     if len(pngs) != info.splits[split].num_examples:
         raise ValueError(f"split {split} has {len(pngs)} of {info.splits[split].num_examples} examples")
     return pngs, np.array(labels, np.int32)
-
-
-def _read_records(path: str, file_format: str) -> list[bytes]:
-    if file_format == "array_record":
-        from array_record.python.array_record_module import ArrayRecordReader
-
-        with contextlib.closing(ArrayRecordReader(path)) as reader:
-            return reader.read_all()
-    if file_format == "tfrecord":
-        return list(_split_tfrecord(pathlib.Path(path).read_bytes()))
-    raise ValueError(f"file format {file_format} is neither array_record nor tfrecord")
-
-
-def _split_tfrecord(data: bytes) -> Iterator[bytes]:
-    """A record is: length (8 bytes), checksum (4), content, checksum (4)."""
-    # The checksums are skipped: PNG has its own.
-    start = 0
-    while start < len(data):
-        (length,) = struct.unpack_from("<Q", data, start)
-        start += 12
-        if start + length + 4 > len(data):
-            raise ValueError("the last record is cut off")
-        yield data[start : start + length]
-        start += length + 4
 
 
 def _key_order(split: str, keys: list[str]) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exvae.data import images
+from exvae.data import images, storage
 from exvae.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -18,6 +18,10 @@ def draw(path, *, size=(8, 8), colour=False):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
     return pixels
+
+
+def read(path, **options):
+    return storage.decode(images.find(path, **options), memory_mib=1)
 
 
 def zipped(folder, path, prefix=""):
@@ -38,7 +42,7 @@ def test_images_are_read_in_sorted_order_unchanged_at_their_own_size(folder):
     (folder / "notes.txt").write_text("not an image")
     (folder / ".hidden.png").write_text("not an image")
     for size in (0, 8):
-        parts = images.read(folder, image_size=size, colour=False)
+        parts = read(folder, image_size=size, colour=False)
         expected = np.stack([pixels[name] for name in sorted(pixels)])[..., None]
         np.testing.assert_array_equal(parts["all"].images, expected)
         assert parts["all"].labels is None
@@ -47,10 +51,10 @@ def test_images_are_read_in_sorted_order_unchanged_at_their_own_size(folder):
 def test_images_zip_equals_folder(folder, tmp_path):
     for name in ("x/1.png", "x/2.png", "y/1.png"):
         draw(folder / name, colour=True)
-    expected = images.read(folder, image_size=8, colour=True)["all"]
+    expected = read(folder, image_size=8, colour=True)["all"]
     for prefix in ("", "root/"):  # a zip often wraps all in one folder
         archive = zipped(folder, tmp_path / "pictures.zip", prefix)
-        found = images.read(archive, image_size=8, colour=True)["all"]
+        found = read(archive, image_size=8, colour=True)["all"]
         np.testing.assert_array_equal(found.images, expected.images)
         assert found.labels.tolist() == expected.labels.tolist() == [0, 0, 1]
 
@@ -60,30 +64,30 @@ def test_images_resize_is_antialiased_and_of_the_centre_square(folder):
     wide = np.concatenate([np.zeros((56, 20)), board, np.zeros((56, 20))], axis=1)
     folder.mkdir()
     Image.fromarray(wide.astype(np.uint8)).save(folder / "a.png")
-    found = images.read(folder, image_size=28, colour=False)["all"].images
+    found = read(folder, image_size=28, colour=False)["all"].images
     assert found.shape == (1, 28, 28, 1)
     assert np.abs(found[0, 2:-2, 2:-2].astype(int) - 127).max() < 20
 
 
 def test_images_grey_and_colour_convert(folder):
     rgb = draw(folder / "a.png", colour=True)
-    np.testing.assert_array_equal(images.read(folder, image_size=0, colour=True)["all"].images[0], rgb)
-    grey = images.read(folder, image_size=0, colour=False)["all"].images[0, ..., 0]
+    np.testing.assert_array_equal(read(folder, image_size=0, colour=True)["all"].images[0], rgb)
+    grey = read(folder, image_size=0, colour=False)["all"].images[0, ..., 0]
     assert np.abs(grey - rgb @ [0.299, 0.587, 0.114]).max() <= 1
 
 
 def test_images_labels_are_the_sorted_subfolders(folder):
     for name in ("cat/1.png", "ant/1.png", "cat/0.png", "bee/9.png"):
         draw(folder / name)
-    labels = images.read(folder, image_size=8, colour=False)["all"].labels
+    labels = read(folder, image_size=8, colour=False)["all"].labels
     assert labels.tolist() == [0, 1, 2, 2] and labels.dtype == np.int32
     draw(folder / "top.png")  # an image outside of the classes: no labels
-    assert images.read(folder, image_size=8, colour=False)["all"].labels is None
+    assert read(folder, image_size=8, colour=False)["all"].labels is None
 
 
 def test_images_folders_train_and_test_are_splits_with_common_labels(folder):
     pixels = {name: draw(folder / name) for name in ("train/a/0.png", "train/b/0.png", "test/b/0.png")}
-    parts = images.read(folder, image_size=8, colour=False)
+    parts = read(folder, image_size=8, colour=False)
     assert set(parts) == {"train", "test"}
     assert parts["train"].labels.tolist() == [0, 1] and parts["test"].labels.tolist() == [1]
     np.testing.assert_array_equal(parts["test"].images[0, ..., 0], pixels["test/b/0.png"])
@@ -93,8 +97,8 @@ def test_images_of_mixed_size_need_an_image_size(folder):
     draw(folder / "a.png", size=(8, 8))
     draw(folder / "b.png", size=(9, 8))
     with pytest.raises(UserError, match="mixed size: a.png is 8x8, b.png is 9x8"):
-        images.read(folder, image_size=0, colour=False)
-    assert images.read(folder, image_size=4, colour=False)["all"].images.shape == (2, 4, 4, 1)
+        read(folder, image_size=0, colour=False)
+    assert read(folder, image_size=4, colour=False)["all"].images.shape == (2, 4, 4, 1)
 
 
 def test_images_photograph_is_turned_upright(folder):
@@ -103,18 +107,18 @@ def test_images_photograph_is_turned_upright(folder):
     exif = Image.Exif()
     exif[0x0112] = 3  # stored upside down
     image.save(folder / "a.png", exif=exif)
-    found = images.read(folder, image_size=0, colour=False)["all"].images[0, ..., 0]
+    found = read(folder, image_size=0, colour=False)["all"].images[0, ..., 0]
     assert found.tolist() == [[5, 4, 3], [2, 1, 0]]
 
 
 def test_images_missing_empty_or_negative_is_an_error(folder):
     with pytest.raises(UserError, match="no such folder or zip file"):
-        images.read(folder, image_size=8, colour=False)
+        read(folder, image_size=8, colour=False)
     folder.mkdir()
     with pytest.raises(UserError, match="holds no images"):
-        images.read(folder, image_size=8, colour=False)
+        read(folder, image_size=8, colour=False)
     with pytest.raises(UserError, match="config.data.image_size=-1"):
-        images.read(folder, image_size=-1, colour=False)
+        read(folder, image_size=-1, colour=False)
 
 
 @pytest.mark.parametrize("how", ["cut", "text", "empty"])
@@ -125,14 +129,14 @@ def test_images_broken_file_is_named(folder, tmp_path, how):
     bad.write_bytes({"cut": bad.read_bytes()[:1000], "text": b"hello", "empty": b""}[how])
     for path in (folder, zipped(folder, tmp_path / "p.zip")):
         with pytest.raises(UserError, match=r"b.png: broken image: [^\n]*$"):
-            images.read(path, image_size=8, colour=False)
+            read(path, image_size=8, colour=False)
 
 
 def test_images_more_than_8_bits_is_refused_not_clipped(folder):
     folder.mkdir()
     Image.fromarray(np.full((8, 8), 40000, np.uint16)).save(folder / "a.png")
     with pytest.raises(UserError, match="more than 8 bits a pixel"):
-        images.read(folder, image_size=8, colour=False)
+        read(folder, image_size=8, colour=False)
 
 
 def test_images_broken_zip_is_named(folder, tmp_path):
@@ -141,7 +145,7 @@ def test_images_broken_zip_is_named(folder, tmp_path):
     data = archive.read_bytes()
     archive.write_bytes(data[:-30])
     with pytest.raises(UserError, match="p.zip: truncated or not a zip file"):
-        images.read(archive, image_size=8, colour=False)
+        read(archive, image_size=8, colour=False)
     archive.write_bytes(data[:100] + b"\0" * 50 + data[150:])  # the contents no longer match their checksum
     with pytest.raises(UserError, match="a.png: broken image: Bad CRC"):
-        images.read(archive, image_size=8, colour=False)
+        read(archive, image_size=8, colour=False)

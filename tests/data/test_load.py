@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 
 
 def config(name, **fields):
-    defaults = {"dir": "", "split_seed": 0, "image_size": 28, "colour": False, "num_images": 50}
+    defaults = {"dir": "", "split_seed": 0, "image_size": 28, "colour": False, "num_images": 50, "memory_mib": 1024}
     return ConfigDict({"name": name, **defaults, **fields})
 
 
@@ -45,7 +45,7 @@ def small(monkeypatch):
 
 
 def test_load_names_are_those_of_the_readme():
-    assert data.names() == ("mnist", "fashion_mnist", "omniglot", "static_mnist", "mnist_5k", "glyphs")
+    assert data.names() == ("mnist", "fashion_mnist", "omniglot", "static_mnist", "celeba", "mnist_5k", "glyphs")
     for name in (*data.names(), "npz:x", "images:x"):
         data.check_name(name)
 
@@ -60,7 +60,8 @@ def test_load_unknown_name_gives_the_nearest_and_all(name, near):
         data.load(config(name))
     text = str(error.value)
     assert f"config.data.name={name} is unknown (did you mean {near}?)" in text and "\n" not in text
-    assert text.endswith("mnist, fashion_mnist, omniglot, static_mnist, mnist_5k, glyphs, npz:PATH, images:PATH")
+    allowed = "mnist, fashion_mnist, omniglot, static_mnist, celeba, mnist_5k, glyphs, npz:PATH, images:PATH"
+    assert text.endswith(f"allowed: {allowed}")
 
 
 def test_load_name_unlike_any_gives_no_suggestion():
@@ -138,6 +139,7 @@ PLACES = {
                       "try: apt install dataset-fashion-mnist"],
     "omniglot": ["neither is set", "TFDS: not on", "chardata.mat"],
     "static_mnist": ["neither is set", "static_mnist.npz"],
+    "celeba": ["neither is set", "TFDS: not on", "try: --config.data.dir=FOLDER with img_align_celeba.zip"],
 }  # fmt: skip
 
 

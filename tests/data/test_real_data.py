@@ -8,6 +8,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from exvae import data
+from exvae.data import celeba, storage
 
 FOLDER = Path(os.environ.get("EXVAE_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -15,7 +16,7 @@ FOLDER = Path(os.environ.get("EXVAE_DATA_DIR") or Path(__file__).parents[3] / "s
 def load(name, **options):
     if not (FOLDER / name).is_dir():
         pytest.skip(f"no {name} in {FOLDER}; set EXVAE_DATA_DIR to test on real data")
-    fields = {"dir": str(FOLDER), "split_seed": 0, "image_size": 28, "colour": False, "num_images": 0}
+    fields = dict(dir=str(FOLDER), split_seed=0, image_size=28, colour=False, num_images=0, memory_mib=1024)
     return data.load(ConfigDict({"name": name, **fields}), **options)
 
 
@@ -43,3 +44,19 @@ def test_real_omniglot_has_every_character_in_train():
     dataset = load("omniglot")
     assert np.unique(dataset.train.labels).tolist() == list(range(1623))
     assert set(dataset.test.labels) <= set(dataset.train.labels)
+
+
+def test_real_celeba_shows_faces():
+    """A few images only: all of them take seconds to decode."""
+    if not (FOLDER / "celeba").is_dir():
+        pytest.skip(f"no celeba in {FOLDER}; set EXVAE_DATA_DIR to test on real data")
+    parts = celeba.read(FOLDER / "celeba", "celeba")
+    assert sum(map(len, parts.values())) in (10_000, 202_599)
+    part = parts["all" if "all" in parts else "train"]
+    images = storage.decode({"some": data.Split(part.images[:300])}, memory_mib=1024)["some"].images
+    mean = images.mean(0)
+    # The mean face: eyes darker than the cheeks below them, the same from left and right, skin redder than blue.
+    eyes, cheeks = mean[27:32, 16:48].mean(), mean[38:43, 18:46].mean()
+    assert eyes < cheeks - 15
+    assert np.abs(mean - mean[:, ::-1]).mean() < 10
+    assert mean[20:45, 20:44, 0].mean() > mean[20:45, 20:44, 2].mean() + 25

@@ -1,4 +1,4 @@
-"""The copies are written by TFDS itself; it needs no TensorFlow for that as long as images come to it as PNG files."""
+"""The copies are written by TFDS itself; it needs no TensorFlow for that as long as images come to it as files."""
 
 import functools
 import gzip
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exvae.data import tfds_source
+from exvae.data import celeba, registry, storage, tfds_records, tfds_source
 from exvae.data.types import NotHere
 from exvae.errors import UserError
 
@@ -47,10 +47,10 @@ class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         yield from self.examples[split]
 
 
-def prepare(folder, **fields):
+def prepare(folder, base=Tiny, **fields):
     tfds.disable_progress_bar()
     with tfds.core.registered.skip_registration():  # the real builders have these names already
-        builder = type("Tiny", (Tiny,), fields)(data_dir=folder, file_format="array_record")
+        builder = type("Tiny", (base,), fields)(data_dir=folder, file_format="array_record")
     builder.download_and_prepare()
     return pathlib.Path(builder.data_dir)
 
@@ -91,7 +91,7 @@ def test_read_finds_copy_by_environment_variable(digit_copy, tmp_path, monkeypat
 def test_read_tfrecord_copy(digit_copy, tmp_path):
     name, folder, arrays = digit_copy
     for path in folder.glob("*.array_record-*"):
-        records = tfds_source._read_records(str(path), "array_record")
+        records = tfds_records.read_records(str(path), "array_record")
         framed = b"".join(struct.pack("<Q", len(r)) + bytes(4) + r + bytes(4) for r in records)
         path.with_name(path.name.replace("array_record", "tfrecord")).write_bytes(framed)
         path.unlink()
@@ -177,6 +177,75 @@ def test_omniglot_left_out_makes_the_papers_count():
     assert all(0 <= label < 1623 and 16 <= drawer <= 20 for label, drawer in left_out)
 
 
+FACES = {"train": 6, "validation": 3, "test": 2}
+
+
+class Faces(Tiny):
+    """As TFDS's celeb_a: jpgs, with more than the image in an example."""
+
+    VERSION = tfds.core.Version("2.1.0")
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Image(shape=(218, 178, 3), encoding_format="jpeg"),
+            "attributes": {"Smiling": np.bool_, "Young": np.bool_},
+            "landmarks": {"nose_x": np.int64},
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+
+def face(number):
+    """A jpg whose colours tell its number."""
+    file = io.BytesIO()
+    Image.fromarray(np.full((218, 178, 3), (20 * number, 10 * number, 5), np.uint8)).save(file, "JPEG")
+    return io.BytesIO(file.getvalue())
+
+
+@pytest.fixture
+def face_copy(tmp_path, monkeypatch):
+    counts = dict(zip(("train", "valid", "test"), FACES.values(), strict=True))
+    named = registry.dataclasses.replace(registry.SETS["celeba"], counts=(counts,))
+    monkeypatch.setitem(registry.SETS, "celeba", named)
+    monkeypatch.setenv("EXVAE_CACHE_DIR", str(tmp_path / "cache"))
+    examples, number = {}, 0
+    for split, count in FACES.items():
+        extra = {"attributes": {"Smiling": True, "Young": False}, "landmarks": {"nose_x": 7}}
+        examples[split] = [(f"{i:06d}.jpg", {"image": face(i), **extra}) for i in range(number, number + count)]
+        number += count
+    return prepare(tmp_path, Faces, name="celeb_a", examples=examples)
+
+
+def test_read_celeba_gives_the_three_splits(face_copy, tmp_path):
+    parts = registry._in_tfds("celeba", tmp_path)  # the user's folder, for it holds a copy
+    first = None
+    for memory_mib in (1, 0):
+        found = storage.decode(parts, memory_mib=memory_mib)
+        assert list(found) == ["train", "valid", "test"]
+        number = 0
+        for part, count in zip(found.values(), FACES.values(), strict=True):
+            assert part.images.shape == (count, 64, 64, 3) and part.images.dtype == np.uint8 and part.labels is None
+            red = np.rint(part.images[..., 0].mean((1, 2)) / 20).astype(int)
+            assert sorted(red) == list(range(number, number + count))
+            number += count
+        first = first or found
+        for part in found:
+            np.testing.assert_array_equal(found[part].images, first[part].images)
+
+
+def test_read_celeba_damaged_copy_names_the_folder(face_copy, tmp_path):
+    damage_records(face_copy)
+    with pytest.raises(UserError, match=f"TFDS copy at {face_copy} is damaged, [^\n]*$"):
+        storage.decode(tfds_source.read("celeba", str(tmp_path)), memory_mib=1)
+
+
+def test_read_celeba_of_another_size_is_refused(face_copy, tmp_path, monkeypatch):
+    monkeypatch.setitem(
+        registry.SETS, "celeba", registry.dataclasses.replace(registry.SETS["celeba"], counts=(celeba.COUNTS,))
+    )
+    with pytest.raises(UserError, match="TFDS: wrong size for celeba: expected 162770 train .* of 64x64x3, found 6 tr"):
+        registry._in_tfds("celeba", tmp_path)
+
+
 def test_shrink_keeps_ink_and_makes_it_bright():
     pixels = np.full((105, 105), 255, np.uint8)
     pixels[30:60, 45:75] = 0  # 30 x 30 of 105 x 105 become 8 x 8 of 28 x 28
@@ -203,7 +272,7 @@ def test_read_without_network_says_why(tmp_path, monkeypatch):
 
 
 def test_read_unknown_name(tmp_path):
-    with pytest.raises(NotHere, match="only for mnist, fashion_mnist, omniglot"):
+    with pytest.raises(NotHere, match="only for mnist, fashion_mnist, omniglot, celeba"):
         tfds_source.read("cifar10", str(tmp_path))
 
 

@@ -1,0 +1,42 @@
+"""The files of a TFDS copy, array_record or tfrecord, read without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+
+def read_features(path: str, file_format: str) -> Iterator[Any]:
+    """The features of each example of a file, by name."""
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    for record in read_records(path, file_format):
+        yield tf_example_pb2.Example.FromString(record).features.feature
+
+
+def read_records(path: str, file_format: str) -> list[bytes]:
+    """The serialised examples of a file."""
+    if file_format == "array_record":
+        from array_record.python.array_record_module import ArrayRecordReader
+
+        with contextlib.closing(ArrayRecordReader(path)) as reader:
+            return reader.read_all()
+    if file_format == "tfrecord":
+        return list(_split_tfrecord(pathlib.Path(path).read_bytes()))
+    raise ValueError(f"file format {file_format} is neither array_record nor tfrecord")
+
+
+def _split_tfrecord(data: bytes) -> Iterator[bytes]:
+    """A record is: length (8 bytes), checksum (4), content, checksum (4)."""
+    # The checksums are skipped: PNG has its own, and of a JPEG that is cut off or garbled PIL complains.
+    start = 0
+    while start < len(data):
+        (length,) = struct.unpack_from("<Q", data, start)
+        start += 12
+        if start + length + 4 > len(data):
+            raise ValueError("the last record is cut off")
+        yield data[start : start + length]
+        start += length + 4
