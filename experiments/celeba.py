@@ -20,7 +20,7 @@ def get_config(argument: str = ""):
     if values["runlocal"] == "true":
         config.model.channels = 16
         config.train.batch_size = 50
-        config.train.epochs = 12
+        config.train.epochs = 8
         config.optim.schedule = "cosine"
         config.optim.learning_rate = 1e-3
         config.optim.rise_steps = 200

@@ -55,13 +55,13 @@ def pixelsnail(data_name: str, argument: str) -> ml_collections.ConfigDict:
     config = build(data_name, "pixelsnail", prior=values["prior"], recipe=values["recipe"])
     if values["runlocal"] == "true":
         config.model.channels = 32
-        config.retrieval.num_neighbours = 5
+        config.retrieval.num_neighbours = 2
         config.train.batch_size = 50
         config.train.epochs = 2
         config.optim.schedule = "cosine"
         config.optim.learning_rate = 1e-3
         config.optim.rise_steps = 200
-        config.optim.kl_warmup_epochs = 1
+        config.optim.kl_warmup_epochs = 2
         config.eval.iwae_samples = 100
         config.eval.num_images = 100
     return config
