@@ -63,8 +63,8 @@ def log_discretized_logistic(
 ) -> Float[Array, " B"]:
     """log P(x), the mass that a logistic has in the bin of x; bins are 1/256 wide, the two at the ends open.
 
-    x = l / 255 is level l, whose bin reaches from l / 256 to (l + 1) / 256. With a and b its ends, seen from the mean and
-    in units of the scale, sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)): three logarithms, and no
+    x = l / 255 is level l, whose bin reaches from l / 256 to (l + 1) / 256. With a and b its ends, from the mean and in
+    units of the scale, sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)): three logarithms, and no
     difference of numbers that are almost equal, however far in a tail the bin lies.
     """
     log_scale = jnp.clip(log_scale, *LOG_SCALE_RANGE)

@@ -51,6 +51,27 @@ def test_pieces_prefer_a_divisor_of_the_batch(num_images, budget, want):
     assert conv._images_per_piece(num_images, int(conv.PIECE_BYTES / budget)) == want
 
 
+@pytest.mark.parametrize("padding", [((1, 0), (1, 1)), conv.NO_PADDING])
+def test_conv2d_of_any_kernel_and_padding_equals_lax_conv(padding):
+    x, kernel = normal(0, 5, 6, 7, 2), normal(1, 2, 3, 2, 4)
+
+    def plain(x, kernel):
+        return lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    dy = normal(2, *plain(x, kernel).shape)
+    got = value_and_gradients(lambda x, w: conv.conv2d(x, w, padding=padding), x, kernel, dy)
+    assert_close(got, value_and_gradients(plain, x, kernel, dy))
+
+
+def test_conv2d_of_doubled_equals_doubling_first():
+    x, kernel, dy = normal(0, 3, 4, 5, 2), normal(1, 5, 5, 2, 3), normal(2, 3, 8, 10, 3)
+
+    def plain(x, kernel):
+        return reference(x.repeat(2, axis=1).repeat(2, axis=2), kernel, 1)
+
+    assert_close(value_and_gradients(conv.conv2d_of_doubled, x, kernel, dy), value_and_gradients(plain, x, kernel, dy))
+
+
 def test_conv2d_rejects_even_kernels():
     with pytest.raises(ValueError, match="odd"):
         conv.conv2d(jnp.zeros((1, 4, 4, 1)), jnp.zeros((2, 2, 1, 1)))

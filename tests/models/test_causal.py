@@ -1,0 +1,155 @@
+"""What a pixel can see: by changing every pixel in turn, and by deriving logits with respect to z."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from exvae.models import causal
+from exvae.models.pixelsnail import Decoder
+
+QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+H, W, F = 4, 5, 6
+
+
+def dependence(f, shape):
+    """(L, L): whether output pixel i changes when pixel j of the input does, at any of three inputs."""
+    rng = np.random.default_rng(0)
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    def jacobian(x):
+        out, pull = jax.vjp(f, x)
+        (grads,) = jax.vmap(pull)(jnp.eye(out.size).reshape(-1, *out.shape))  # (output, 1, H, W, C)
+        return jnp.abs(grads).reshape(H * W, -1, H * W, x.shape[-1]).sum((1, 3))
+
+    # A derivative may vanish by chance, but not at three places.
+    return sum(np.asarray(jacobian(rng.normal(size=shape).astype(np.float32))) for _ in range(3)) > 0
+
+
+def masked_conv(mask):
+    module = causal.WeightNormConv(F, mask)
+    variables = module.init(jax.random.key(0), jnp.zeros((1, H + 1, W + 2, 2)))
+    return lambda x: module.apply(variables, causal.all_windows(x))
+
+
+def residual():
+    module = causal.GatedResidual(2, 0.1)
+    variables = module.init(jax.random.key(0), jnp.zeros((1, H, W, 2)), causal.all_windows)
+    return lambda x: module.apply(variables, x, causal.all_windows)
+
+
+def attention():
+    """x is key and value; a query of its own place may well see x there."""
+    mix = np.random.default_rng(3).normal(size=(2, 2 * 3)).astype(np.float32)
+    query = np.random.default_rng(4).normal(size=(1, H * W, 2, 3)).astype(np.float32)
+
+    def f(x):
+        heads = (x @ mix).reshape(1, H * W, 2, 3)
+        return causal.causal_attention(query, heads, heads + 1.0).reshape(1, H, W, 6)
+
+    return f
+
+
+def decoder():
+    module = Decoder(F, (H, W, 2))
+    maps = np.random.default_rng(1).normal(size=(1, H, W, 2)).astype(np.float32)
+
+    def logits(module, x):
+        return module(x, module.context(maps))
+
+    variables = module.init(jax.random.key(0), jnp.zeros((1, H, W, 2)), method=logits)
+    return lambda x: module.apply(variables, x, method=logits)
+
+
+LAYERS = {
+    "first convolution": (functools.partial(masked_conv, causal.ABOVE_AND_LEFT), "strictly"),
+    "masked convolution": (functools.partial(masked_conv, causal.INCLUSIVE), "inclusive"),
+    "gated residual": (residual, "inclusive"),
+    "attention": (attention, "strictly"),
+    "decoder": (decoder, "strictly"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_pixels_see_only_those_before_them(name):
+    make, kind = LAYERS[name]
+    seen = dependence(make(), (1, H, W, 2))
+    before = np.tril(np.ones((H * W, H * W), bool), -1 if kind == "strictly" else 0)
+    assert not seen[~before].any()
+    if name in ("attention", "decoder"):
+        np.testing.assert_array_equal(seen, before)  # and all of those
+    else:  # every pixel but the last matters to a later one; a window reaches no further than one row and one column
+        assert all(seen[j + 1 :, j].any() for j in range(H * W - 1))
+
+
+def test_changing_a_pixel_changes_a_later_logit_and_none_before():
+    """The same by finite steps, on the whole decoder: pixel by pixel."""
+    logits = jax.jit(decoder(), compiler_options=QUICKLY)
+    x = np.random.default_rng(2).integers(0, 2, (1, H, W, 2)).astype(np.float32)
+    base = np.asarray(logits(x)).reshape(H * W, -1)
+    for j in range(H * W):
+        changed = x.copy()
+        changed.reshape(H * W, 2)[j] = 1 - changed.reshape(H * W, 2)[j]
+        now = np.asarray(logits(changed)).reshape(H * W, -1)
+        np.testing.assert_array_equal(now[: j + 1], base[: j + 1])
+        assert j == H * W - 1 or np.abs(now[j + 1 :] - base[j + 1 :]).max() > 1e-6
+
+
+def test_attention_equals_a_softmax_over_the_pixels_before(monkeypatch):
+    rng = np.random.default_rng(0)
+    q, k, v, pull = (rng.normal(size=(3, 10, 2, 4)).astype(np.float32) for _ in range(4))
+    want = np.zeros((3, 10, 2, 4))
+    for b, i, h in np.ndindex(3, 10, 2):
+        if i:
+            weights = np.exp(k[b, :i, h].astype(np.float64) @ q[b, i, h] / 2)
+            want[b, i, h] = weights / weights.sum() @ v[b, :i, h]
+    whole = jax.vjp(causal.causal_attention, q, k, v)
+    np.testing.assert_allclose(whole[0], want, atol=1e-5)
+    # In chunks that do not divide the length, an image at a time: the same, forward and backward.
+    monkeypatch.setattr(causal, "CHUNK", 4)
+    monkeypatch.setattr(causal, "SCORE_BYTES", 0)
+    chunked = jax.vjp(causal.causal_attention, q, k, v)
+    np.testing.assert_allclose(chunked[0], want, atol=1e-5)
+    for got, expected in zip(chunked[1](pull), whole[1](pull), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_attention_keeps_no_scores_for_the_backward_pass():
+    shape = jax.ShapeDtypeStruct((2, 784, 8, 4), jnp.float32)
+    _, back = jax.eval_shape(lambda q, k, v: jax.vjp(causal.causal_attention, q, k, v), shape, shape, shape)
+    kept = sum(leaf.size for leaf in jax.tree.leaves(back))
+    assert kept < 784 * 784 * 8 / 2  # of two images: less than half of one image's scores
+
+
+def test_weight_norm_starts_at_the_drawn_kernel_and_scales_with_its_gain():
+    module = causal.WeightNormConv(5, causal.INCLUSIVE)
+    x = np.random.default_rng(0).normal(size=(2, 4, 5, 3)).astype(np.float32)
+    params = module.init(jax.random.key(0), x)["params"]
+    mask = np.array(causal.INCLUSIVE)[:, :, None, None]
+    kernel = np.asarray(params["direction"], np.float64) * mask
+
+    def brute_force(kernel):
+        out = np.zeros((2, 3, 3, 5))
+        for i, j in np.ndindex(2, 3):
+            out += x[:, i : i + 3, j : j + 3] @ kernel[i, j]
+        return out + np.asarray(params["bias"])
+
+    np.testing.assert_allclose(module.apply({"params": params}, x), brute_force(kernel), atol=1e-5)
+    gain = np.arange(1.0, 6.0).astype(np.float32)
+    kernel *= gain / np.sqrt((kernel**2).sum((0, 1, 2)))
+    params = {**params, "gain": gain, "direction": 7.0 * params["direction"]}  # the length of v does not matter
+    np.testing.assert_allclose(module.apply({"params": params}, x), brute_force(kernel), atol=1e-4)
+
+
+def test_dropout_is_there_in_training_only():
+    module = causal.GatedResidual(4, 0.5)
+    x = np.random.default_rng(0).normal(size=(1, 3, 3, 4)).astype(np.float32)
+    variables = module.init(jax.random.key(0), x, causal.all_windows)
+    plain = [module.apply(variables, x, causal.all_windows) for _ in range(2)]
+    np.testing.assert_array_equal(*plain)
+    trained = [
+        module.apply(variables, x, causal.all_windows, rngs={"dropout": jax.random.key(seed)}) for seed in range(2)
+    ]
+    assert np.abs(trained[0] - plain[0]).max() > 1e-3 and np.abs(trained[0] - trained[1]).max() > 1e-3
