@@ -17,6 +17,7 @@ def get_config(argument: str = ""):
     config.model.likelihood = "discretized_logistic"
     config.model.latent_dim = 128
     config.retrieval.num_neighbours = 5
+    config.retrieval.refresh_epochs = 1  # batch norm's statistics move all means at once, also of images not in a batch
     if values["runlocal"] == "true":
         config.model.channels = 16
         config.train.batch_size = 50

@@ -28,13 +28,14 @@ from exvae.step import LIKELIHOOD, TEST, stream
 if TYPE_CHECKING:
     from exvae.run import Run
 
-BATCH = 500
+BATCH = 500  # images at a time, fewer where feature maps are large
 ACTIVE_VARIANCE = 0.01  # a latent is active if its mean varies more than this (Burda et al., 2015)
 
 
 class Evaluator(NamedTuple):
     """The two compiled functions that evaluation consists of."""
 
+    batch: int  # images that `elbo_batch` is given
     encode_all: Any  # (params, images) -> latent means
     elbo_batch: Any  # (params, key, images, means) -> Elbo
 
@@ -52,7 +53,7 @@ def make_evaluator(config: Any, model: nn.Module) -> Evaluator:
     def elbo_batch(params: dict, key: Array, images: UInt8[Array, "B H W C"], means: Array | None) -> Elbo:
         return evaluation_elbo(key, config, model, params, images, means)
 
-    return Evaluator(encode_all, elbo_batch)
+    return Evaluator(min(BATCH, 5 * model.block_rows), encode_all, elbo_batch)
 
 
 def mean_elbo(
@@ -60,7 +61,9 @@ def mean_elbo(
 ) -> dict[str, float]:
     """ELBO, reconstruction and KL with one sample an image, averaged over the images."""
     whole = map_batches(
-        lambda start, batch: evaluator.elbo_batch(params, jax.random.fold_in(key, start), batch, means), images, BATCH
+        lambda start, batch: evaluator.elbo_batch(params, jax.random.fold_in(key, start), batch, means),
+        images,
+        evaluator.batch,
     )
     return {name: float(np.mean(value, dtype=np.float64)) for name, value in whole._asdict().items()}
 
