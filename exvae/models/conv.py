@@ -145,6 +145,11 @@ def _pieces(a: Float[Array, "B ..."], size: int) -> Float[Array, "P size ..."]:
     return a.reshape(-1, size, *a.shape[1:])
 
 
+def _map(f: Callable, pieces: Float[Array, "P ..."]) -> Float[Array, "P ..."]:
+    """lax.map, without a loop around a single piece."""
+    return lax.map(f, pieces) if len(pieces) > 1 else f(pieces[0])[None]
+
+
 def _conv_by_patches(x: Images, kernel: Kernel, stride: int, padding: Padding) -> Float[Array, "B h w F"]:
     """y = patches(x) @ kernel, a piece of the batch at a time, forward and backward."""
     *window, c, f = kernel.shape
@@ -159,7 +164,7 @@ def _conv_by_patches(x: Images, kernel: Kernel, stride: int, padding: Padding) -
     @jax.custom_vjp
     def conv(x: Images, kernel: Kernel) -> Float[Array, "B h w F"]:
         matrix = kernel.reshape(-1, f)
-        y = lax.map(lambda x_piece: patch_rows(x_piece) @ matrix, _pieces(x, size))
+        y = _map(lambda x_piece: patch_rows(x_piece) @ matrix, _pieces(x, size))
         return y.reshape(-1, h, w, f)[:b]
 
     def forward(x: Images, kernel: Kernel) -> tuple[Array, tuple[Array, Array]]:
@@ -170,14 +175,18 @@ def _conv_by_patches(x: Images, kernel: Kernel, stride: int, padding: Padding) -
         matrix = kernel.reshape(-1, f)
         dy_pieces = _pieces(dy, size)
 
-        def add_kernel_gradient(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
+        def add_kernel_gradient(total: Array | float, piece: tuple[Array, Array]) -> tuple[Array, None]:
             x_piece, dy_piece = piece
             return total + patch_rows(x_piece).T @ dy_piece.reshape(-1, f), None
 
         # Two loops, not one: where x needs no gradient, as in a first layer, the compiler drops the second whole.
-        d_matrix, _ = lax.scan(add_kernel_gradient, jnp.zeros_like(matrix), (_pieces(x, size), dy_pieces))
+        pieces = (_pieces(x, size), dy_pieces)
+        if len(dy_pieces) > 1:
+            d_matrix, _ = lax.scan(add_kernel_gradient, jnp.zeros_like(matrix), pieces)
+        else:
+            d_matrix, _ = add_kernel_gradient(0.0, jax.tree.map(lambda a: a[0], pieces))
         to_images = jax.linear_transpose(patch_rows, jax.ShapeDtypeStruct((size, height, width, c), x.dtype))
-        dx = lax.map(lambda dy_piece: to_images(dy_piece.reshape(-1, f) @ matrix.T)[0], dy_pieces)
+        dx = _map(lambda dy_piece: to_images(dy_piece.reshape(-1, f) @ matrix.T)[0], dy_pieces)
         return dx.reshape(-1, height, width, c)[:b], d_matrix.reshape(kernel.shape)
 
     conv.defvjp(forward, backward)

@@ -1,0 +1,104 @@
+"""Every architecture and likelihood through everything: training, a stop and a resume, every task, Python."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import exvae
+import launch
+from exvae import config as configs
+from exvae import train
+from tests.test_train import assert_same_run, metric_lines
+
+KINDS = {
+    "pixelsnail": ("pixelsnail", "bernoulli", (6, 6, 1)),
+    "celeba": ("celeba", "discretized_logistic", (16, 16, 3)),
+    "grey vae": ("vae", "discretized_logistic", (6, 6, 1)),
+}
+PRIOR_OF = {"grey vae": "vamp"}  # exemplar where nothing is said
+FIELDS = {
+    "model.latent_dim": 4, "model.hidden_dim": 8, "model.channels": 4, "prior.num_exemplars": 40,
+    "prior.num_pseudo_inputs": 5, "retrieval.search": "exact", "retrieval.num_neighbours": 2,
+    "optim.kl_warmup_epochs": 1, "optim.learning_rate": 3e-3, "train.epochs": 2, "train.batch_size": 24,
+    "eval.iwae_samples": 10, "eval.candidates": 30, "eval.audit": 2, "eval.tolerance": 1e9, "generate.num_images": 5,
+    "generate.num_sources": 2, "generate.steps": 3, "represent.tsne_images": 0, "represent.memorisation_images": 6,
+    "augment.networks": 1, "augment.epochs": 1, "augment.hidden_dim": 8, "augment.batch_size": 20,
+}  # fmt: skip
+
+
+def make_config(kind, folder):
+    """A hundred blurred blobs of two classes, bright and dark, with levels between."""
+    architecture, likelihood, shape = KINDS[kind]
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 120)
+    smooth = rng.uniform(size=(120, 2, 2, shape[2])).repeat(shape[0] // 2, 1).repeat(shape[1] // 2, 2)
+    images = 255 * (0.25 + 0.5 * labels[:, None, None, None] + 0.25 * (smooth - 0.5))
+    np.savez(folder / "blobs.npz", images=images.astype(np.uint8), labels=labels)
+    config = configs.get_config()
+    config.update_from_flattened_dict(FIELDS)
+    config.data.name = f"npz:{folder}/blobs.npz"
+    config.model.architecture, config.model.likelihood = architecture, likelihood
+    config.prior.name = PRIOR_OF.get(kind, "exemplar")
+    return config
+
+
+def stop_and_resume(config, workdir, monkeypatch):
+    """Stopped within the second epoch, after a checkpoint of every step; then to the end."""
+    real = train.check_finite
+
+    def interrupt(at, elbo):
+        if at == 6:
+            raise KeyboardInterrupt
+        return real(at, elbo)
+
+    config.train.checkpoint_minutes = 0.0
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train, "check_finite", interrupt)
+        train.train(config, workdir)
+    config.train.checkpoint_minutes = 5.0
+    train.train(config, workdir)
+
+
+def check_figures(kind, workdir):
+    # Not of validation: running statistics are those of the last batches only after some tens of steps.
+    first, last = [line["elbo"] for line in metric_lines(workdir) if line["split"] == "train"]
+    assert last > first
+    test = json.loads((workdir / "results.json").read_text())["test"]
+    assert test["bits_per_dim"] == pytest.approx(-test["log_likelihood"] / (np.prod(KINDS[kind][2]) * np.log(2)))
+    assert test["log_likelihood"] >= test["elbo"] - 1.0
+
+
+def check_tasks(config, workdir):
+    for task in (*launch.TASKS, *launch.TASKS_WITH_OUT):
+        out = str(workdir / f"{task}.npz") if task in launch.TASKS_WITH_OUT else ""
+        launch.perform(task, config, workdir, out)
+    names = "random plates interpolation grid crossover chain_images chain_noise memorisation"
+    assert {f"{name}.png" for name in names.split()} <= {path.name for path in (workdir / "figures").iterdir()}
+    assert json.loads((workdir / "represent.json").read_text())["knn"]["error"] < 0.5
+    assert json.loads((workdir / "augment_test.json").read_text())["errors"][0]["mean"] <= 1.0
+
+
+def check_python(kind, workdir):
+    run = exvae.load(workdir)
+    images, binary = run.grey.test.images[:3], KINDS[kind][1] == "bernoulli"
+    assert np.isin(run.dataset.test.images, (0, 255)).all() == binary
+    nats = run.log_likelihood(images, num_samples=5)
+    assert np.isfinite(nats).all() and (nats < 0).all()
+    levels = np.unique(run.sample(jax.random.key(0), 4, draw=True) * 255)
+    np.testing.assert_allclose(levels, levels.round(), atol=1e-3)
+    assert set(levels.round()) <= {0, 255} if binary else len(levels) > 8
+    back = run.reconstruct(images)
+    np.testing.assert_allclose(back[2], run.reconstruct(images[2:])[0], atol=1e-5)  # wherever it stands
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_resumes_bit_for_bit_and_does_every_task(kind, tmp_path, monkeypatch):
+    config = make_config(kind, tmp_path)
+    train.train(config, tmp_path / "straight")
+    check_figures(kind, tmp_path / "straight")
+    stop_and_resume(config, tmp_path / "run", monkeypatch)
+    assert_same_run(config, tmp_path / "straight", tmp_path / "run")
+    check_tasks(config, tmp_path / "run")
+    check_python(kind, tmp_path / "run")
