@@ -2,7 +2,7 @@
 
 By the labels in its source, LOG_LIKELIHOOD is tab:loglikelihood, WITHOUT_LEAVE_ONE_OUT table-log-like, SUBSAMPLING
 table:ablation-subsampling; of the supplement, KL_AND_RECONSTRUCTION is tab:reconst_kl and ACTIVE_UNITS
-tab:posterior_collapse. Nats per test image.
+tab:posterior_collapse, and CELEBA_BITS_PER_DIM tab:my_label. Nats per test image.
 """
 
 from __future__ import annotations
@@ -67,21 +67,28 @@ SUBSAMPLING = {  # by M/N
     "omniglot": {1.0: -105.80, 0.5: -105.22, 0.2: -104.95, 0.1: -105.42},
 }
 
+CELEBA_NUM_TRAIN, CELEBA_SIZES = 162_770, {"latent_dim": 128, "channels": 64, "likelihood": "discretized_logistic"}
+CELEBA_BITS_PER_DIM = {"gaussian": 5.825, "exemplar": 5.780}
+
 
 class Cell(NamedTuple):
     """The paper's figures for one setting, natural signs; None where it has none."""
 
-    log_likelihood: float
+    log_likelihood: float | None = None
     log_likelihood_std: float | None = None
     kl: float | None = None
     reconstruction: float | None = None
     active_units: float | None = None
+    bits_per_dim: float | None = None
 
 
 def cell(config: dict, num_train: int | None = None) -> Cell | None:
     """The cell that a run of this config (results.json's) repeats, or None. N is `num_train`, else the data set's."""
     name, model, prior = config["data"]["name"], config["model"], config["prior"]
     row = (model["architecture"], prior["name"])
+    if name == row[0] == "celeba":
+        papers = CELEBA_SIZES.items() <= model.items() and num_train in (None, CELEBA_NUM_TRAIN)
+        return Cell(bits_per_dim=CELEBA_BITS_PER_DIM.get(prior["name"])) if papers else None
     if name not in NUM_TRAIN or row not in LOG_LIKELIHOOD or not _papers_sizes(model):
         return None
     if prior["name"] != "exemplar":

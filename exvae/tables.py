@@ -37,6 +37,7 @@ class Row(NamedTuple):
     active_units: str
     paper: str
     difference: str
+    bits_per_dim: str
 
 
 HEADER = Row(**{name: name.replace("_", " ") for name in Row._fields} | {"log_likelihood": "log-likelihood"})
@@ -63,7 +64,8 @@ def row_of(name: str, results: dict) -> Row:
         kl=_nats(test.get("kl")) + _brackets(cell and cell.kl, "{:.2f}"),
         active_units=_count(test.get("active_units")) + _brackets(cell and cell.active_units, "{:.1f}"),
         paper=_nats(cell.log_likelihood, cell.log_likelihood_std) if cell else "-",
-        difference=f"{ours - cell.log_likelihood:+.2f}" if cell and ours is not None else "-",
+        difference=f"{ours - cell.log_likelihood:+.2f}" if cell and cell.log_likelihood and ours is not None else "-",
+        bits_per_dim=_bits(test.get("bits_per_dim")) + _brackets(cell and cell.bits_per_dim, "{:.3f}"),
     )
 
 
@@ -71,6 +73,10 @@ def _nats(value: float | None, error: float | None = None) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" + ("" if error is None else f" ± {error:.2f}")
+
+
+def _bits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _brackets(papers: float | None, form: str) -> str:

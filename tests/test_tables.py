@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 TEST = {
     "elbo": -86.126, "reconstruction": -61.25, "kl": 24.876, "exemplars": 50_000, "active_units": 29,
     "log_likelihood": -82.315, "log_likelihood_error": 0.234, "num_images": 10_000, "iwae_samples": 5000,
+    "bits_per_dim": 0.1515,
 }  # fmt: skip
 
 
@@ -71,7 +72,7 @@ def markdown_cells(line: str) -> list[str]:
     ],
 )
 def test_cell_is_the_papers(data, architecture, prior, expected):
-    assert paper.cell(config_of(data, architecture, prior), None) == expected
+    assert paper.cell(config_of(data, architecture, prior), None) == (*expected, None)
 
 
 def test_every_row_has_all_figures_and_the_bound_holds():
@@ -96,7 +97,7 @@ def test_every_row_has_all_figures_and_the_bound_holds():
 )  # fmt: skip
 def test_cell_of_the_ablations_has_a_log_likelihood_only(data, m, leave_one_out, expected):
     config = config_of(data, prior__num_exemplars=m, prior__leave_one_out=leave_one_out)
-    assert paper.cell(config, None) == (expected, None, None, None, None)
+    assert paper.cell(config, None) == (expected, None, None, None, None, None)
 
 
 def test_cell_of_the_half_is_the_main_tables():
@@ -144,8 +145,19 @@ def test_row_holds_the_runs_figures_and_the_papers():
     row = tables.row_of("mine", {"config": config_of(), "test": TEST, "best_epoch": 312})
     assert row == (
         "mine", "mnist", "vae", "exemplar", "312", "-82.31 ± 0.23", "10000", "5000", "-86.13", "-61.25 (-61.00)",
-        "24.88 (24.82)", "29 (29.4)", "-82.09 ± 0.18", "-0.22",
+        "24.88 (24.82)", "29 (29.4)", "-82.09 ± 0.18", "-0.22", "0.151",
     )  # fmt: skip
+
+
+def test_celebas_cell_is_in_bits_per_dimension():
+    sizes = {"model__latent_dim": 128, "model__likelihood": "discretized_logistic"}
+    config = config_of("celeba", "celeba", **sizes)
+    test = TEST | {"bits_per_dim": 5.801, "log_likelihood": -49_409.0, "exemplars": 162_770}
+    row = tables.row_of("mine", {"config": config, "test": test})
+    assert (row.bits_per_dim, row.paper, row.difference) == ("5.801 (5.780)", "-", "-")
+    assert paper.cell(config_of("celeba", "celeba", "gaussian", **sizes)).bits_per_dim == 5.825
+    assert paper.cell(config, 8_000) is None  # other training images
+    assert paper.cell(config_of("celeba", "celeba", **sizes, model__channels=16)) is None
 
 
 @pytest.mark.parametrize(
@@ -200,10 +212,18 @@ def test_text_is_sorted_and_aligned_and_broken_runs_are_named(runs, capsys):
     header, *rows = table.splitlines()
     assert [columns(row)[0] for row in rows] == ["binary", "grey|pixels", "y_other*", "z_exemplar", "b_vamp", "a_old"]
     assert columns(rows[0])[2:7] == ["parzen (bernoulli)", "-", "-", "-190.50 ± 1.00", "50"]
-    assert columns(rows[1])[5] == "812.00 ± 1.00†" and columns(rows[1])[7:] == ["-"] * 7
+    assert columns(rows[1])[5] == "812.00 ± 1.00†" and columns(rows[1])[7:] == ["-"] * 8
     assert columns(rows[3])[4:9] == ["7", "-82.31", "1", "5000", "-86.13"]  # one image has no standard error
     assert columns(rows[5])[4:8] == ["-", "-", "-", "-"]
-    assert columns(rows[5])[8:] == ["-120.00", "-80.00 (-73.35)", "40.00 (36.76)", "- (38.6)", "-102.25 ± 0.43", "-"]
+    assert columns(rows[5])[8:] == [
+        "-120.00",
+        "-80.00 (-73.35)",
+        "40.00 (36.76)",
+        "- (38.6)",
+        "-102.25 ± 0.43",
+        "-",
+        "-",
+    ]
     assert len({len(row.rstrip()) for row in (header, *rows)}) == 1  # the last column is aligned on the right
     assert "5 training runs" in notes and "* evaluated with other exemplars" in notes and "† a density" in notes
     assert [line.split(": ")[1].split("/")[-1] for line in err.splitlines()] == [
@@ -216,7 +236,7 @@ def test_markdown_is_a_github_table(runs, capsys):
     assert tables.main([*runs, "--markdown"]) == 0
     table, *notes = capsys.readouterr().out.split("\n\n")
     header, rule, *rows = map(markdown_cells, table.splitlines())
-    assert {len(cells) for cells in (header, rule, *rows)} == {14}
+    assert {len(cells) for cells in (header, rule, *rows)} == {15}
     assert all(re.fullmatch(":---|---:", cell) for cell in rule)
     assert rows[1][0] == r"grey\|pixels" and rows[2][0] == r"y_other\*"
     assert len(notes) == 2 and r"\* evaluated" in notes[0]
