@@ -19,13 +19,5 @@ def get_config(argument: str = ""):
     config.retrieval.num_neighbours = 5
     config.retrieval.refresh_epochs = 1  # batch norm's statistics move all means at once, also of images not in a batch
     if values["runlocal"] == "true":
-        config.model.channels = 16
-        config.train.batch_size = 50
-        config.train.epochs = 8
-        config.optim.schedule = "cosine"
-        config.optim.learning_rate = 1e-3
-        config.optim.rise_steps = 200
-        config.optim.kl_warmup_epochs = 3
-        config.eval.iwae_samples = 100
-        config.eval.num_images = 200
+        common.shrink(config, channels=16, epochs=8, kl_warmup_epochs=3, eval_images=200)
     return config

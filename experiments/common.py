@@ -9,7 +9,7 @@ from exvae.errors import UserError
 from exvae.priors import PRIORS
 
 RECIPES = ("paper", "fast")
-RUNLOCAL = ("false", "true")  # smaller, for two CPU cores and half an hour
+RUNLOCAL = ("false", "true")
 ARGUMENTS = {"prior": tuple(PRIORS), "recipe": RECIPES}
 
 
@@ -50,21 +50,28 @@ def build(data_name: str, architecture: str, *, prior: str, recipe: str) -> ml_c
 
 
 def pixelsnail(data_name: str, argument: str) -> ml_collections.ConfigDict:
-    """The paper's settings for PixelSNAIL, or with `runlocal` a decoder of half the channels and a few epochs."""
+    """The paper's settings for PixelSNAIL, or with `runlocal` half the channels and two epochs."""
     values = parse(argument, {**ARGUMENTS, "runlocal": RUNLOCAL})
     config = build(data_name, "pixelsnail", prior=values["prior"], recipe=values["recipe"])
     if values["runlocal"] == "true":
-        config.model.channels = 32
+        shrink(config, channels=32, epochs=2, kl_warmup_epochs=2, eval_images=100)
         config.retrieval.num_neighbours = 2
-        config.train.batch_size = 50
-        config.train.epochs = 2
-        config.optim.schedule = "cosine"
-        config.optim.learning_rate = 1e-3
-        config.optim.rise_steps = 200
-        config.optim.kl_warmup_epochs = 2
-        config.eval.iwae_samples = 100
-        config.eval.num_images = 100
     return config
+
+
+def shrink(
+    config: ml_collections.ConfigDict, *, channels: int, epochs: int, kl_warmup_epochs: int, eval_images: int
+) -> None:
+    """What `runlocal` changes: a big architecture for two CPU cores."""
+    config.model.channels = channels
+    config.train.batch_size = 50
+    config.train.epochs = epochs
+    config.optim.schedule = "cosine"
+    config.optim.learning_rate = 1e-3
+    config.optim.rise_steps = 200
+    config.optim.kl_warmup_epochs = kl_warmup_epochs
+    config.eval.iwae_samples = 100
+    config.eval.num_images = eval_images
 
 
 def _fast(config: ml_collections.ConfigDict) -> None:

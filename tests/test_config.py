@@ -11,7 +11,8 @@ from exvae import paper
 from exvae.errors import UserError
 
 ROOT = Path(__file__).parents[1]
-PAPER = [f"{data}_{model}" for data in ("mnist", "fashion_mnist", "omniglot") for model in ("vae", "hvae", "convhvae")]
+MODELS = ("vae", "hvae", "convhvae", "pixelsnail")
+PAPER = [f"{data}_{model}" for data in ("mnist", "fashion_mnist", "omniglot") for model in MODELS]
 
 
 def test_every_field_is_read_by_the_code():
@@ -46,9 +47,25 @@ def test_experiment_defaults_are_the_papers(name):
     assert (config.optim.learning_rate, config.optim.schedule, config.optim.kl_warmup_epochs) == (5e-4, "constant", 100)
     assert (config.train.batch_size, config.train.patience) == (100, 50)
     assert (config.model.latent_dim, config.retrieval.num_neighbours) == (40, 10)
-    assert config.retrieval.search == ("exact" if "conv" in name else "none")
+    assert config.retrieval.search == ("none" if config.model.architecture in ("vae", "hvae") else "exact")
     assert config.prior.num_pseudo_inputs == (1000 if "omniglot" in name else 500)
     assert configs.resolve(config, 50_000).prior.num_exemplars == 25_000
+
+
+def test_celeba_is_the_papers_and_runlocal_smaller():
+    from experiments import celeba, mnist_pixelsnail
+
+    config = celeba.get_config()
+    configs.validate(config)
+    assert (config.model.latent_dim, config.retrieval.num_neighbours, config.retrieval.search) == (128, 5, "exact")
+    assert paper.cell(config.to_dict()).bits_per_dim == 5.780 and "5.780" in celeba.__doc__
+    assert config.train.batch_size == 100 and config.optim.schedule == "constant"
+    for module, argument in ((celeba, "prior=gaussian,runlocal"), (mnist_pixelsnail, "runlocal")):
+        small = module.get_config(argument)
+        configs.validate(small)
+        assert small.model.channels < 64 and small.train.epochs < 10
+        assert paper.cell(small.to_dict()) is None
+    assert small == mnist_pixelsnail.get_config("runlocal=true") != mnist_pixelsnail.get_config("runlocal=false")
 
 
 @pytest.mark.parametrize(
