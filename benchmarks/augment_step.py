@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     config = configs.get_config()
     config.augment.hidden_dim = HIDDEN.value
     model = models.build(config.model, (28, 28, 1))
-    params = {"model": models.init(jax.random.key(0), model)}
+    params = {"model": models.init(jax.random.key(0), model)[0]}  # it has no batch norm
     rng = np.random.default_rng(0)
     codes = rng.normal(size=(NUM_IMAGES, config.model.latent_dim)).astype(np.float32)
     source = classifiers.Source(

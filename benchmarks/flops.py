@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from exvae import models
+from exvae.models.causal import WeightNormConv
 from exvae.models.conv import Conv, GatedConv
 from exvae.models.layers import Dense
+from exvae.models.pixelsnail import Decoder
+
+LINEAR = (Dense, Conv, GatedConv, WeightNormConv)
 
 
 def square_product() -> tuple[Callable[[], jax.Array], float]:
@@ -23,12 +28,47 @@ def square_product() -> tuple[Callable[[], jax.Array], float]:
     return lambda: product(a, a).block_until_ready(), 2 * n**3 / 1e9
 
 
-def layer_flops(module: nn.Module, inputs: jax.Array, outputs: jax.Array) -> int:
-    """2 x multiplications of one forward pass of a linear layer."""
+def call_flops(module: nn.Module, method: str, inputs: jax.Array, outputs: jax.Array) -> int:
+    """2 x multiplications that this call does itself, forward; what modules inside of it do is counted there."""
+    if isinstance(module, Decoder):
+        return attention_flops(outputs) if method == "queries" else 0
+    if not isinstance(module, LINEAR) or method != "__call__":
+        return 0
     if isinstance(module, Dense):
-        return 2 * outputs.size * inputs.shape[-1]
-    fan_in = module.kernel_size**2 * inputs.shape[-1]
-    return 2 * outputs.size * fan_in * (2 if isinstance(module, GatedConv) else 1)
+        taps = 1
+    elif isinstance(module, WeightNormConv):
+        taps = int(np.sum(module.mask))  # what a mask hides could be left out
+    elif isinstance(module, Conv) and module.double:
+        taps = ((module.kernel_size + 1) // 2) ** 2  # so many different pixels are under a kernel
+    else:
+        taps = module.kernel_size**2
+    return 2 * outputs.size * taps * inputs.shape[-1] * (2 if isinstance(module, GatedConv) else 1)
+
+
+def attention_flops(queries: jax.Array) -> int:
+    """Scores and weighted values of every pixel and each of those before it."""
+    images, length, heads, dim = queries.shape
+    return 2 * 2 * images * length * (length - 1) // 2 * heads * dim
+
+
+def count(
+    model: nn.Module, method: str, *args: Any, passes: Callable[[nn.Module, jax.Array], int] = lambda *_: 1
+) -> int:
+    """All products of one call of a method on arguments of these shapes, each `passes` times."""
+    total = 0
+
+    def record(call, args, kwargs, context):
+        nonlocal total
+        out = call(*args, **kwargs)
+        if flops := call_flops(context.module, context.method_name, args[0] if args else None, out):
+            total += passes(context.module, args[0]) * flops
+        return out
+
+    params, statistics = jax.eval_shape(lambda: models.init(jax.random.key(0), model))
+    with nn.intercept_methods(record):
+        whole = {"model": params, **statistics}
+        jax.eval_shape(lambda whole, *args: models.apply(model, whole, *args, method=method), whole, *args)
+    return total
 
 
 def training_flops(model: nn.Module, method: str, batch: int, *, learned_images: bool = False) -> int:
@@ -36,47 +76,36 @@ def training_flops(model: nn.Module, method: str, batch: int, *, learned_images:
 
     Images need no gradient, unless they are learned (pseudo-inputs); of exemplars only the mean is used.
     """
-    image_size = math.prod(model.image_shape)
-    total = 0
+    x = jax.ShapeDtypeStruct((batch, *model.image_shape), jnp.float32)
 
-    def record(call, args, kwargs, context):
-        nonlocal total
-        out = call(*args, **kwargs)
-        unused = method == "encode" and context.module.name == "log_var" and not learned_images
-        if isinstance(context.module, Dense | Conv | GatedConv) and context.method_name == "__call__" and not unused:
-            is_image = args[0].size == batch * image_size and _reads_image(context.module)
-            passes = 2 if is_image and not learned_images else 3
-            total += passes * layer_flops(context.module, args[0], out)
-        return out
+    def passes(module: nn.Module, inputs: jax.Array) -> int:
+        if method == "encode" and module.name == "log_var" and not learned_images:
+            return 0
+        return 2 if _reads_image(module, inputs, x) and not learned_images else 3
 
-    def apply(params, x):
-        args = (jax.random.key(0), x) if method == "terms" else (x,)
-        return model.apply({"params": params}, *args, method=method)
+    return count(model, method, *((jax.random.key(0), x) if method == "terms" else (x,)), passes=passes)
 
-    with nn.intercept_methods(record):
-        params = jax.eval_shape(lambda: models.init(jax.random.key(0), model))
-        total = 0  # what initialisation called does not count
-        jax.eval_shape(apply, params, jnp.zeros((batch, *model.image_shape)))
-    return total
+
+def _reads_image(module: nn.Module, inputs: jax.Array, x: jax.ShapeDtypeStruct) -> bool:
+    if module.name == "from_x":  # first layer of a decoder that sees the image, with a border around it
+        return True
+    return inputs.size == x.size and any("from_x" in part or part == "encoder" for part in module.path)
 
 
 def sample_flops(model: nn.Module) -> int:
     """One importance sample of an image: everything below its encoders."""
-    total = 0
+    params, statistics = jax.eval_shape(lambda: models.init(jax.random.key(0), model))
+    x = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
+    observe = functools.partial(models.apply, model, method="observe")
+    return count(model, "draw", jax.random.key(0), jax.eval_shape(observe, {"model": params, **statistics}, x))
 
-    def record(call, args, kwargs, context):
-        nonlocal total
-        out = call(*args, **kwargs)
-        if isinstance(context.module, Dense | Conv | GatedConv) and context.method_name == "__call__":
-            total += layer_flops(context.module, args[0], out)
-        return out
 
-    params = jax.eval_shape(lambda: models.init(jax.random.key(0), model))
-    x = jnp.zeros((1, *model.image_shape))
-    seen = jax.eval_shape(lambda p: model.apply({"params": p}, x, method="observe"), params)
-    with nn.intercept_methods(record):
-        jax.eval_shape(lambda p, seen: model.apply({"params": p}, jax.random.key(0), seen, method="draw"), params, seen)
-    return total
+def drawing_flops(model: nn.Module, num_images: int) -> tuple[int, int]:
+    """Images of an autoregressive decoder at given z: the latents below it, and one pass over all pixels."""
+    z = jax.ShapeDtypeStruct((num_images, model.latent_dim), jnp.float32)
+    z1 = jax.ShapeDtypeStruct((num_images, model.lower_latent_dim), jnp.float32)
+    x = jax.ShapeDtypeStruct((num_images, *model.image_shape), jnp.float32)
+    return count(model, "complete", jax.random.key(0), z), count(model, "logits", x, z, z1)
 
 
 def image_gflop(config: Any, model: nn.Module, num_exemplars: int, candidates: int) -> float:
@@ -86,10 +115,6 @@ def image_gflop(config: Any, model: nn.Module, num_exemplars: int, candidates: i
     if candidates < num_exemplars:
         total += 2 * num_exemplars * dim * (1 + 2 * config.eval.audit)  # distances, and two audits
     return total / 1e9
-
-
-def _reads_image(module: nn.Module) -> bool:
-    return any("from_x" in part or part == "encoder" for part in module.path)
 
 
 def step_gflop(config: Any, model: nn.Module) -> float:

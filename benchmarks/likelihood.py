@@ -29,7 +29,7 @@ from exvae.priors import exemplar
 
 EXEMPLARS = flags.DEFINE_list("exemplars", ["10000", "50000", "100000", "1000000"], "N, numbers of synthetic means")
 SAMPLES = flags.DEFINE_list("samples", ["500", "5000"], "S, importance samples")
-ARCHITECTURE = flags.DEFINE_string("architecture", "vae", "vae, hvae, convhvae")
+ARCHITECTURE = flags.DEFINE_string("architecture", "vae", "vae, hvae, convhvae, pixelsnail")
 REPEATS = flags.DEFINE_integer("repeats", 9, "times that a fast variant is measured; a slow one at least twice")
 WORKDIR = flags.DEFINE_string("workdir", "", "folder of a trained run with the exemplar prior")
 IMAGES = flags.DEFINE_integer("images", 200, "test images of the run to score")

@@ -1,36 +1,55 @@
 """Time of one training step for every architecture and prior, beside the machine's matrix product rate.
 
 python -m benchmarks.train_step [--architectures=vae,hvae,convhvae] [--out=FILE.json]
+python -m benchmarks.train_step --architectures=pixelsnail,celeba --skip='*/vamp/*,*/exemplar/none,*/exemplar/scann'
 
-Real shapes: N = 50,000 exemplars of 28 x 28, M = 25,000 drawn, K = 10 neighbours, batch 100. All variants of an
-architecture are timed in turns in one run, with the matrix product among them, because the speed of a shared machine
-wanders. The images are random bytes: the time of a step does not depend on them.
+The settings of the experiments: N = 50,000 exemplars of 28 x 28, M = 25,000 drawn, K = 10 neighbours, batch 100; celeba
+has 162,770 (2 GB) of 64 x 64 x 3, half of them drawn, K = 5. All variants of an architecture are timed in turns in one
+run, with the matrix product among them, because the speed of a shared machine wanders. The images are random bytes: the
+time of a step does not depend on them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from absl import app, flags
+from flax import linen as nn
 
 from benchmarks.flops import square_product, step_gflop
+from experiments import celeba, mnist_convhvae, mnist_hvae, mnist_pixelsnail, mnist_vae
 from exvae import config as configs
 from exvae import models, optim, step, train
 from exvae.priors.types import Batch
 from exvae.retrieval import scann
 
-NUM_TRAIN, NUM_EXEMPLARS, BATCH = 50_000, 25_000, 100
+EXPERIMENTS = {
+    "vae": mnist_vae,
+    "hvae": mnist_hvae,
+    "convhvae": mnist_convhvae,
+    "pixelsnail": mnist_pixelsnail,
+    "celeba": celeba,
+}
+TRAINING_SETS = {"mnist": (50_000, 28, 28, 1), "celeba": (162_770, 64, 64, 3)}
+ACCELERATOR_TFLOPS = 100
 VARIANTS = [("gaussian", "none"), ("vamp", "none"), ("exemplar", "none"), ("exemplar", "exact"), ("exemplar", "scann")]
-ARCHITECTURES = flags.DEFINE_list("architectures", ["vae", "hvae", "convhvae"], "which to time")
+ARCHITECTURES = flags.DEFINE_list(
+    "architectures", ["vae", "hvae", "convhvae"], "which to time: " + ", ".join(EXPERIMENTS)
+)
 SECONDS = flags.DEFINE_float("seconds", 6.0, "time for each variant; a slow one takes at least two steps")
-SKIP = flags.DEFINE_list("skip", [], "variants to leave out, as architecture/prior/search")
+SKIP = flags.DEFINE_list("skip", [], "variants to leave out, as architecture/prior/search; * stands for anything")
+NUM_TRAIN = flags.DEFINE_integer("num_train", 0, "N; 0: as the experiment")
+CHANNELS = flags.DEFINE_integer("channels", 0, "of convolutions; 0: as the experiment")
 OUT = flags.DEFINE_string("out", "", "also write the rows to this JSON file")
 
 
@@ -43,6 +62,8 @@ class Variant:
     search: str
     run: Callable[[], None]
     gflop: float
+    temporary_mib: float = 0.0
+    arguments_mib: float = 0.0  # state, training set and batch
     extra_seconds: float = 0.0  # of work that is not done in every step
     times: list[float] = dataclasses.field(default_factory=list)
 
@@ -56,31 +77,52 @@ def matmul_variant() -> Variant:
     return Variant("matmul", "", "", *square_product())
 
 
-def step_variant(architecture: str, prior: str, search: str, images: jax.Array) -> Variant:
+def make_config(architecture: str, prior: str, search: str) -> Any:
+    config = EXPERIMENTS[architecture].get_config(f"prior={prior}")
+    config.retrieval.search = search
+    config.model.channels = CHANNELS.value or config.model.channels
+    return configs.resolve(config, training_set_shape(config)[0])
+
+
+def training_set_shape(config: Any) -> tuple[int, int, int, int]:
+    num_train, *image_shape = TRAINING_SETS[config.data.name]
+    return NUM_TRAIN.value or num_train, *image_shape
+
+
+def first_state(config: Any, model: nn.Module, optimizer: optax.GradientTransformation) -> step.TrainState:
+    """As training starts, but with random numbers in the table of means."""
+    state = jax.jit(lambda: step.init_state(config, model, optimizer))()
+    if not train.uses_table(config):
+        return state
+    shape = (training_set_shape(config)[0], config.model.latent_dim)
+    return state.replace(table=jnp.asarray(np.random.default_rng(0).normal(size=shape).astype(np.float32)))
+
+
+def make_index(config: Any, state: step.TrainState) -> scann.ScannIndex:
+    num_neighbours, num_exemplars = config.retrieval.num_neighbours, config.prior.num_exemplars
+    table = np.asarray(state.table)
+    return scann.ScannIndex(table, scann.num_candidates(num_neighbours, num_exemplars, len(table)))
+
+
+def step_variant(config: Any, images: jax.Array) -> Variant:
     """The real training step on random images, with the host's part of the ScaNN search included."""
-    config = configs.get_config()
-    config.model.architecture, config.prior.name, config.retrieval.search = architecture, prior, search
-    config.prior.num_exemplars = NUM_EXEMPLARS
     model = models.build(config.model, images.shape[1:])
     optimizer = optim.optimizer(config.optim, 1000)
-    state = step.init_state(config, model, optimizer)
-    rng = np.random.default_rng(0)
-    if train.uses_table(config):
-        table = rng.normal(size=(len(images), config.model.latent_dim)).astype(np.float32)
-        state = state.replace(table=jnp.asarray(table))
-    num_candidates = scann.num_candidates(config.retrieval.num_neighbours, NUM_EXEMPLARS, len(images))
+    state = first_state(config, model, optimizer)
     index, build_seconds = None, 0.0
-    if search == "scann":
+    if train.uses_scann(config):
         began = time.perf_counter()
-        index = scann.ScannIndex(table, num_candidates)
+        index = make_index(config, state)
         build_seconds = (time.perf_counter() - began) / config.retrieval.rebuild_steps  # its share in every step
+    rng = np.random.default_rng(0)
 
     def next_batch() -> Batch:
-        chosen = rng.choice(len(images), BATCH, replace=False).astype(np.int32)
+        chosen = rng.choice(len(images), config.train.batch_size, replace=False).astype(np.int32)
         return Batch(images, chosen, index.search(chosen) if index else None)
 
     batch = next_batch()
     compiled = step.make_train_step(config, model, optimizer, 500).lower(state, batch).compile()
+    memory = compiled.memory_analysis()
     holder = [compiled(state, batch)[0]]
 
     def run() -> None:
@@ -88,7 +130,16 @@ def step_variant(architecture: str, prior: str, search: str, images: jax.Array) 
         jax.block_until_ready(holder[0])
 
     run()
-    return Variant(architecture, prior, search, run, step_gflop(config, model), build_seconds)
+    return Variant(
+        config.model.architecture,
+        config.prior.name,
+        config.retrieval.search,
+        run,
+        step_gflop(config, model),
+        memory.temp_size_in_bytes / 2**20,
+        memory.argument_size_in_bytes / 2**20,
+        build_seconds,
+    )
 
 
 def measure(variants: list[Variant], matmul: Variant, seconds: float) -> None:
@@ -119,8 +170,13 @@ def rows(variants: list[Variant], matmul: Variant) -> list[dict]:
                 "prior": variant.prior,
                 "search": variant.search,
                 "ms_per_step": round(1e3 * seconds, 2),
+                "steps_per_second": round(1 / seconds, 4),
                 "gflop": round(variant.gflop, 3),
                 "matmul_fraction": round(variant.gflop / seconds / rate, 3),
+                "temporary_mib": round(variant.temporary_mib, 1),
+                "arguments_mib": round(variant.arguments_mib, 1),
+                "memory_mib": round(variant.temporary_mib + variant.arguments_mib, 1),
+                "accelerator_floor_ms": round(variant.gflop / ACCELERATOR_TFLOPS, 4),
             }
         )
     print(f"matrix product: {rate:.0f} GFLOP/s")
@@ -128,25 +184,43 @@ def rows(variants: list[Variant], matmul: Variant) -> list[dict]:
 
 
 def show(found: list[dict]) -> None:
-    print(f"{'architecture':13}{'prior':10}{'search':8}{'ms/step':>10}{'GFLOP':>9}{'of matmul rate':>16}")
+    print(
+        f"{'architecture':13}{'prior':10}{'search':8}{'ms/step':>10}{'steps/s':>9}{'GFLOP':>10}{'of matmul rate':>16}"
+        f"{'memory MiB':>12}{'floor ms':>10}"
+    )
     for row in found:
         print(
             f"{row['architecture']:13}{row['prior']:10}{row['search']:8}{row['ms_per_step']:10.1f}"
-            f"{row['gflop']:9.2f}{100 * row['matmul_fraction']:15.0f}%"
+            f"{row['steps_per_second']:9.3g}{row['gflop']:10.2f}{100 * row['matmul_fraction']:15.0f}%"
+            f"{row['memory_mib']:12.0f}{row['accelerator_floor_ms']:10.3g}"
         )
+    print("memory: temporary and arguments, the whole training set among them")
+    print(f"floor: GFLOP at the full rate of an accelerator of {ACCELERATOR_TFLOPS} TFLOP/s; computed, not measured")
+
+
+def time_architecture(architecture: str) -> list[dict]:
+    """All of its variants on one training set."""
+    chosen = [
+        variant
+        for variant in VARIANTS
+        if not any(fnmatch.fnmatch("/".join([architecture, *variant]), pattern) for pattern in SKIP.value)
+    ]
+    variant_configs = [make_config(architecture, prior, search) for prior, search in chosen]
+    if not variant_configs:
+        return []
+    shape = training_set_shape(variant_configs[0])
+    images = jnp.asarray(np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8))
+    variants = [step_variant(config, images) for config in variant_configs]
+    matmul = matmul_variant()
+    measure(variants, matmul, SECONDS.value)
+    return rows(variants, matmul)
 
 
 def main(argv: list[str]) -> None:
     del argv
-    bytes_ = np.random.default_rng(1).integers(0, 256, (NUM_TRAIN, 28, 28, 1), dtype=np.uint8)
-    images = jnp.asarray(bytes_)
     found = []
     for architecture in ARCHITECTURES.value:
-        chosen = [v for v in VARIANTS if f"{architecture}/{v[0]}/{v[1]}" not in SKIP.value]
-        variants = [step_variant(architecture, prior, search, images) for prior, search in chosen]
-        matmul = matmul_variant()
-        measure(variants, matmul, SECONDS.value)
-        found += rows(variants, matmul)
+        found += time_architecture(architecture)
     show(found)
     if OUT.value:
         with open(OUT.value, "w") as file:
