@@ -19,6 +19,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.train_step
 	$(BIN)/python -m benchmarks.likelihood
 	$(BIN)/python -m benchmarks.augment_step
+	$(BIN)/python -m benchmarks.pixel_sampling
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
