@@ -23,7 +23,8 @@ INCLUSIVE = ((1, 1, 1), (1, 1, 0))
 ONE = ((1,),)  # only itself: a 1x1 kernel
 ROWS, COLUMNS = 2, 3  # of a window
 CHUNK = 56  # queries that are compared with all keys before them at a time
-SCORE_BYTES = 2**22  # of the scores of a chunk, for as many images as that allows
+# Of the scores of a chunk, for as many images as that allows: on a CPU they stay in the cache.
+SCORE_BYTES, ACCELERATOR_SCORE_BYTES = 2**22, 2**28
 
 Maps = Float[Array, "B H W C"]
 
@@ -123,5 +124,6 @@ def causal_attention(
         starts = range(0, length, CHUNK)
         return jnp.concatenate([chunk(q[s : s + CHUNK], k[: s + CHUNK], v[: s + CHUNK], s) for s in starts])
 
-    images = max(1, SCORE_BYTES // (4 * heads * min(CHUNK, length) * length))
+    most = SCORE_BYTES if jax.default_backend() == "cpu" else ACCELERATOR_SCORE_BYTES
+    images = max(1, most // (4 * heads * min(CHUNK, length) * length))
     return lax.map(image, (query, key, value), batch_size=images)
