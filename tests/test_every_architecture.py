@@ -10,6 +10,7 @@ import exvae
 import launch
 from exvae import config as configs
 from exvae import train
+from exvae.models import celeba, convhvae, pixelsnail
 from tests.test_train import assert_same_run, metric_lines
 
 KINDS = {
@@ -26,6 +27,15 @@ FIELDS = {
     "generate.num_sources": 2, "generate.steps": 3, "represent.tsne_images": 0, "represent.memorisation_images": 6,
     "augment.networks": 1, "augment.epochs": 1, "augment.hidden_dim": 8, "augment.batch_size": 20,
 }  # fmt: skip
+
+
+@pytest.fixture
+def few_layers(monkeypatch):
+    """Fewer layers compile faster; tests/models has the whole networks."""
+    monkeypatch.setattr(pixelsnail, "BLOCKS", 1)
+    for name in ("Z1_STACK", "Z2_STACK"):
+        monkeypatch.setattr(convhvae, name, ((4, 3, 2), (2, 3, 2)))
+    monkeypatch.setattr(celeba, "WIDTHS", (1, 2))
 
 
 def make_config(kind, folder):
@@ -94,7 +104,7 @@ def check_python(kind, workdir):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_learns_resumes_bit_for_bit_and_does_every_task(kind, tmp_path, monkeypatch):
+def test_it_learns_resumes_bit_for_bit_and_does_every_task(kind, tmp_path, few_layers, monkeypatch):
     config = make_config(kind, tmp_path)
     train.train(config, tmp_path / "straight")
     check_figures(kind, tmp_path / "straight")
