@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -84,6 +85,12 @@ def main(argv: list[str]) -> int:
         return 2
     except (train.Diverged, FloatingPointError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        smaller = "config.train.batch_size, retrieval.num_neighbours, model.channels or data.image_size"
+        print(f"error: out of memory; a smaller {smaller} needs less ({str(error).splitlines()[0]})", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from what was saved", file=sys.stderr)

@@ -41,19 +41,20 @@ class Evaluator(NamedTuple):
 
 
 def make_evaluator(config: Any, model: nn.Module) -> Evaluator:
+    batch = min(BATCH, 5 * model.block_rows)
     exactly = jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
 
     @jax.jit
     @exactly
     def encode_all(params: dict, images: UInt8[Array, "N H W C"]) -> Float[Array, "N D"]:
-        return encode_means(model, params, images, jnp.arange(len(images)))
+        return encode_means(model, params, images, jnp.arange(len(images)), block=2 * batch)
 
     @jax.jit
     @exactly
     def elbo_batch(params: dict, key: Array, images: UInt8[Array, "B H W C"], means: Array | None) -> Elbo:
         return evaluation_elbo(key, config, model, params, images, means)
 
-    return Evaluator(min(BATCH, 5 * model.block_rows), encode_all, elbo_batch)
+    return Evaluator(batch, encode_all, elbo_batch)
 
 
 def mean_elbo(

@@ -33,10 +33,10 @@ def training_elbo(
     key: Array, config: Any, model: nn.Module, params: dict, batch: Batch, table: Float[Array, "N D"] | None
 ) -> tuple[Elbo, list[Means], dict]:
     """ELBO of a batch under the training prior, the means for the table, and the new running statistics."""
-    key_x, key_z, key_draw = jax.random.split(key, 3)
+    key_x, key_z, key_draw, key_dropout = jax.random.split(key, 4)
     images = batch.images[batch.index]
     x = binarize(key_x, images) if config.model.likelihood == "bernoulli" else to_unit(images)
-    terms, statistics = models.training_terms(key_z, model, params, x)
+    terms, statistics = models.training_terms(key_z, key_dropout, model, params, x)
     prior = PRIORS[config.prior.name]
     log_pz, means = prior.training_log_prob(key_draw, config, model, params, batch, terms, table)
     return elbo_of(terms, log_pz), means, statistics

@@ -87,8 +87,7 @@ def cell(config: dict, num_train: int | None = None) -> Cell | None:
     name, model, prior = config["data"]["name"], config["model"], config["prior"]
     row = (model["architecture"], prior["name"])
     if name == row[0] == "celeba":
-        papers = CELEBA_SIZES.items() <= model.items() and num_train in (None, CELEBA_NUM_TRAIN)
-        return Cell(bits_per_dim=CELEBA_BITS_PER_DIM.get(prior["name"])) if papers else None
+        return _celeba_cell(model, prior, num_train)
     if name not in NUM_TRAIN or row not in LOG_LIKELIHOOD or not _papers_sizes(model):
         return None
     if prior["name"] != "exemplar":
@@ -102,6 +101,13 @@ def cell(config: dict, num_train: int | None = None) -> Cell | None:
         return _main_cell(name, row)
     fractions = SUBSAMPLING.get(name, {}) if row[0] == "vae" else {}
     return next((Cell(value) for fraction, value in fractions.items() if _close(m / n, fraction)), None)
+
+
+def _celeba_cell(model: dict, prior: dict, num_train: int | None) -> Cell | None:
+    n = CELEBA_NUM_TRAIN if num_train is None else num_train
+    half = prior["leave_one_out"] and _close((prior["num_exemplars"] or n // 2) / n, 0.5)
+    same = CELEBA_SIZES.items() <= model.items() and n == CELEBA_NUM_TRAIN and (half or prior["name"] != "exemplar")
+    return Cell(bits_per_dim=CELEBA_BITS_PER_DIM.get(prior["name"])) if same else None
 
 
 def _papers_sizes(model: dict) -> bool:

@@ -41,7 +41,7 @@ class Setup(NamedTuple):
     config: Any
     workdir: Path
     grey: data.Dataset
-    dataset: data.Dataset  # with valid and test binarized
+    dataset: data.Dataset  # for a Bernoulli model with valid and test binarized
     exemplars: data.Split  # of the evaluation at the end
     images: UInt8[Array, "N H W C"]  # training images on the devices
     mesh: jax.sharding.Mesh
@@ -73,9 +73,8 @@ def prepare(config: Any, workdir: Path) -> Setup:
     grey = data.load(config.data, binarize=False)
     dataset = splits.as_modelled(grey, config.model.likelihood)
     config = configs.resolve(config, len(dataset.train))
-    exemplars = data.load_exemplars(
-        config.eval.exemplars, grey, memory_mib=config.data.memory_mib
-    )  # a wrong file is better found now
+    # Needed at the end, but a wrong file is better found now.
+    exemplars = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib)
     mesh = sharding.make_mesh(config.train.batch_size)
     metrics.open_workdir(workdir, config.to_dict())
     steps_per_epoch = len(dataset.train) // config.train.batch_size

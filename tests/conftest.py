@@ -22,9 +22,9 @@ from exvae.step import init_params
 # Compiled functions are kept between test runs, and between a test and the processes that it starts.
 CACHE = os.path.join(os.path.dirname(__file__), "..", ".jax_cache")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.abspath(CACHE)
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 TINY_FIELDS = {
     "data.num_images": 400,  # 320 / 40 / 40

@@ -28,9 +28,9 @@ def binary(rng, n):
     return (255 * rng.integers(0, 2, (n, *SHAPE))).astype(np.uint8)
 
 
-def test_mean_elbo_equals_a_loop_over_images(monkeypatch, setup):
+def test_mean_elbo_equals_a_loop_over_images(setup):
     model, params, evaluator, rng = setup
-    monkeypatch.setattr(evaluate, "BATCH", 4)
+    evaluator = evaluator._replace(batch=4)
     images, means = binary(rng, 10), rng.normal(size=(7, DIM)).astype(np.float32)
     key = jax.random.key(3)
     got = evaluate.mean_elbo(evaluator, params, key, images, means)
@@ -59,9 +59,9 @@ def test_mean_elbo_equals_a_loop_over_images(monkeypatch, setup):
     assert got["elbo"] == pytest.approx(np.mean(reconstruction) - np.mean(kl), rel=1e-5)
 
 
-def test_mean_elbo_does_not_see_the_padding(monkeypatch, setup):
+def test_mean_elbo_does_not_see_the_padding(setup):
     _, params, evaluator, rng = setup
-    monkeypatch.setattr(evaluate, "BATCH", 4)
+    evaluator = evaluator._replace(batch=4)
     images, means = binary(rng, 6), rng.normal(size=(7, DIM)).astype(np.float32)
     key = jax.random.key(4)
     got = evaluate.mean_elbo(evaluator, params, key, images, means)
@@ -73,9 +73,9 @@ def test_mean_elbo_does_not_see_the_padding(monkeypatch, setup):
     assert got["elbo"] == pytest.approx(np.concatenate(parts)[:6].mean(dtype=np.float64), rel=1e-6)
 
 
-def test_mean_elbo_compiles_once_for_all_batches(monkeypatch, setup):
+def test_mean_elbo_compiles_once_for_all_batches(setup):
     _, params, evaluator, rng = setup
-    monkeypatch.setattr(evaluate, "BATCH", 5)
+    evaluator = evaluator._replace(batch=5)
     shapes = []
 
     def elbo_batch(params, key, images, means):

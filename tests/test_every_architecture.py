@@ -106,9 +106,10 @@ def check_python(kind, workdir):
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_resumes_bit_for_bit_and_does_every_task(kind, tmp_path, few_layers, monkeypatch):
     config = make_config(kind, tmp_path)
-    train.train(config, tmp_path / "straight")
-    check_figures(kind, tmp_path / "straight")
-    stop_and_resume(config, tmp_path / "run", monkeypatch)
-    assert_same_run(config, tmp_path / "straight", tmp_path / "run")
-    check_tasks(config, tmp_path / "run")
+    train.train(config, tmp_path / "run")
+    check_figures(kind, tmp_path / "run")
     check_python(kind, tmp_path / "run")
+    if config.model.architecture != "vae":  # its own tests do these
+        stop_and_resume(config, tmp_path / "stopped", monkeypatch)
+        assert_same_run(config, tmp_path / "run", tmp_path / "stopped")
+        check_tasks(config, tmp_path / "run")

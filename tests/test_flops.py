@@ -91,7 +91,8 @@ def gradient_flops(model, batch, argnums):
     params, statistics = jax.eval_shape(lambda: models.init(jax.random.key(0), model))
 
     def loss(params, x, statistics):
-        terms, _ = models.training_terms(jax.random.key(0), model, {"model": params, **statistics}, x)
+        key, whole = jax.random.key(0), {"model": params, **statistics}
+        terms, _ = models.training_terms(key, key, model, whole, x)
         return jnp.sum(terms.log_px + terms.log_ratio - terms.log_q)
 
     x = jnp.zeros((batch, *model.image_shape))

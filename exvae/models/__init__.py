@@ -62,9 +62,11 @@ def apply(model: nn.Module, params: dict, *args: Any, method: str) -> Any:
     return model.apply(_variables(params), *args, method=method)
 
 
-def training_terms(key: Array, model: nn.Module, params: dict, x: Float[Array, "B H W C"]) -> tuple[Terms, dict]:
+def training_terms(
+    key: Array, key_dropout: Array, model: nn.Module, params: dict, x: Float[Array, "B H W C"]
+) -> tuple[Terms, dict]:
     """`terms` as training has them, with dropout and the batch's own statistics, and the new running statistics."""
-    rngs = {"dropout": jax.random.fold_in(key, 1)}
+    rngs = {"dropout": key_dropout}
     return model.apply(_variables(params), key, x, method="terms", rngs=rngs, mutable=[STATISTICS])
 
 

@@ -49,7 +49,7 @@ class Architecture(nn.Module):
         raise NotImplementedError
 
     def logits(self, *latents: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
-        """What p(x | all latents) is made of: its mean is their sigmoid."""
+        """What p(x | all latents) is made of (`likelihoods`)."""
         raise NotImplementedError
 
     def log_px(self, x: Float[Array, "B H W C"], *latents: Float[Array, "B D"]) -> Float[Array, " B"]:

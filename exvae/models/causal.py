@@ -6,6 +6,7 @@ sampling does it. A layer does not know which: it is given windows of its input 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -22,7 +23,7 @@ ABOVE_AND_LEFT = ((1, 1, 1), (1, 0, 0))
 INCLUSIVE = ((1, 1, 1), (1, 1, 0))
 ONE = ((1,),)  # only itself: a 1x1 kernel
 ROWS, COLUMNS = 2, 3  # of a window
-CHUNK = 56  # queries that are compared with all keys before them at a time
+CHUNKS, SMALLEST_CHUNK = 14, 32  # of the pixels that look at all those before them at a time; each is compiled apart
 # Of the scores of a chunk, for as many images as that allows: on a CPU they stay in the cache.
 SCORE_BYTES, ACCELERATOR_SCORE_BYTES = 2**22, 2**28
 
@@ -114,16 +115,16 @@ def causal_attention(
 ) -> Float[Array, "B L h d"]:
     """`attend` for all pixels of all images. Only the scores of a chunk of a few images are ever in memory."""
     length, heads = query.shape[1:3]
+    size = min(length, max(SMALLEST_CHUNK, -(-length // CHUNKS)))
 
-    @jax.checkpoint
-    def chunk(q, k, v, first):
-        return attend(q, k, v, first)
+    @functools.partial(jax.checkpoint, static_argnums=3)  # slices inside, so that the backward pass keeps no copies
+    def chunk(q, k, v, start):
+        end = start + size
+        return attend(q[start:end], k[:end], v[:end], start)
 
     def image(qkv):
-        q, k, v = qkv
-        starts = range(0, length, CHUNK)
-        return jnp.concatenate([chunk(q[s : s + CHUNK], k[: s + CHUNK], v[: s + CHUNK], s) for s in starts])
+        return jnp.concatenate([chunk(*qkv, start) for start in range(0, length, size)])
 
     most = SCORE_BYTES if jax.default_backend() == "cpu" else ACCELERATOR_SCORE_BYTES
-    images = max(1, most // (4 * heads * min(CHUNK, length) * length))
+    images = max(1, most // (4 * heads * size * length))
     return lax.map(image, (query, key, value), batch_size=images)

@@ -31,7 +31,7 @@ def conv2d(x: Images, kernel: Kernel, *, stride: int = 1, padding: Padding | Non
         if not all(k % 2 for k in kernel.shape[:2]):
             raise ValueError(f"kernel.shape={kernel.shape} must start with two odd numbers")
         padding = tuple((k // 2, k // 2) for k in kernel.shape[:2])
-    if kernel.shape[:2] == (1, 1):
+    if kernel.shape[:2] == (1, 1) and padding == NO_PADDING:
         return x[:, ::stride, ::stride] @ kernel[0, 0]
     if jax.default_backend() == "cpu":
         return _conv_by_patches(x, kernel, stride, padding)

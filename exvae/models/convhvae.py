@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax
 from flax import linen as nn
 from jaxtyping import Array, Float
 
@@ -28,7 +29,10 @@ def encoder(stack: tuple[tuple[int, int, int], ...]) -> nn.Sequential:
 class ConvHVAE(HVAE):
     """Same latents and densities as HVAE."""
 
-    block_rows = 20  # feature maps are large: the 3x3 patches of a layer of 20 images of 28x28 take 36 MB
+    @property
+    def block_rows(self) -> int:
+        """Feature maps are large: fewer codes at a time than in a dense architecture."""
+        return 20 if jax.default_backend() == "cpu" else 200
 
     def setup_encoder(self):
         height, width, _ = self.image_shape

@@ -16,7 +16,7 @@ from exvae import models
 from exvae.data.batches import map_batches
 from exvae.distributions import Normal, to_unit
 
-BLOCK = 1000  # images encoded at a time: their activations stay in the cache of a CPU core
+BLOCK = 1000  # images encoded at a time
 
 
 def encode_means(
@@ -26,6 +26,7 @@ def encode_means(
     index: Int[Array, " U"],
     *,
     activation_bytes: float = float("inf"),
+    block: int | None = None,
 ) -> Float[Array, "U D"]:
     """mu(x_j) for j in `index`, differentiable in params.
 
@@ -37,12 +38,13 @@ def encode_means(
     def encode(params: dict, index: Int[Array, " b"]) -> Float[Array, "b D"]:
         return models.apply(model, params, to_unit(images[index]), method="encode").mean
 
-    if len(index) <= BLOCK:
+    block = block or BLOCK
+    if len(index) <= block:
         return encode(params, index)
-    pad = -len(index) % BLOCK
-    blocks = jnp.pad(index, (0, pad)).reshape(-1, BLOCK)
+    pad = -len(index) % block
+    blocks = jnp.pad(index, (0, pad)).reshape(-1, block)
     keep = jax.checkpoint(encode, policy=jax.checkpoint_policies.dots_saveable)
-    kept = int(min(len(blocks), activation_bytes / (BLOCK * _bytes_per_image(keep, params))))
+    kept = int(min(len(blocks), activation_bytes / (block * _bytes_per_image(keep, params))))
     parts = []
     for block_fn, part in ((keep, blocks[:kept]), (jax.checkpoint(encode), blocks[kept:])):
         if len(part):

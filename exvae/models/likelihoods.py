@@ -44,6 +44,7 @@ class DiscretizedLogistic(nn.Module):
         return log_discretized_logistic(x, jax.nn.sigmoid(logits), self.log_scale)
 
     def mean(self, logits: Pixels) -> Pixels:
+        """Of the logistic: the levels at the ends, which take its tails, are not reckoned with."""
         return jax.nn.sigmoid(logits)
 
     def quantile(self, u: Pixels, logits: Pixels) -> Pixels:

@@ -61,8 +61,8 @@ def training_log_prob(
         leave_out=leave_out,
         neighbours=neighbours,
     )
-    # Algorithm 1: the batch's own means (of the binarized images, as they come), then the exemplars' (of grey ones),
-    # which may name the same rows. The table only serves the search.
+    # Algorithm 1: the batch's own means (of images as they come: binarized, with the batch's statistics), then the
+    # exemplars', which may name the same rows. The table only serves the search.
     return log_pz, [Means(batch.index, terms.q.mean), Means(index, means)]
 
 

@@ -91,7 +91,8 @@ def test_networks_equal_a_forward_pass_with_running_statistics(case):
 def test_training_uses_the_batch_and_updates_running_statistics(case):
     model, params, x = case
     x = np.asarray(to_unit(x))
-    train = jax.jit(functools.partial(models.training_terms, jax.random.key(0), model), compiler_options=QUICKLY)
+    keys = jax.random.split(jax.random.key(0))
+    train = jax.jit(functools.partial(models.training_terms, *keys, model), compiler_options=QUICKLY)
     terms, new = train(params, x)
     first = conv(x, params["model"]["encoder"]["layers_0"]["Conv_0"]["kernel"], 2)
     old = params["batch_stats"]["encoder"]["layers_0"]["BatchNorm_0"]
