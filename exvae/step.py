@@ -25,19 +25,13 @@ class TrainState:
     """Everything. Restored after a kill, the next step is bit for bit the one that would have come."""
 
     step: Int[Array, ""]  # steps taken
-    params: dict  # what is learned: {"model": ..., "prior": ...}
-    statistics: dict  # what batch norm remembers: {"batch_stats": ...}, or {}
+    params: dict  # {"model": ..., "prior": ...}, and where there is batch norm "batch_stats": what it remembers
     opt_state: optax.OptState
     key: Array  # key data, never changes: what a stream draws at time t is fold_in(fold_in(key, stream), t)
     table: Float[Array, "N D"] | None  # latent means of all exemplars, each as of when it was last encoded (RAT)
     indexed: Float[Array, "N D"] | None  # the table as of the last build of the ScaNN index
     sums: dict[str, Float[Array, ""]]  # training figures of this epoch so far
     stopping: optim.EarlyStopping
-
-    @property
-    def whole(self) -> dict:
-        """Parameters and statistics: all that a trained model consists of, called `params` outside of training."""
-        return {**self.params, **self.statistics}
 
 
 def split_seed(seed: int) -> tuple[Array, Array, Array]:
@@ -61,15 +55,18 @@ def init_params(config: Any, model: nn.Module) -> dict:
     }
 
 
+def learned(params: dict) -> dict:
+    """What the optimizer changes: all but running statistics."""
+    return {name: params[name] for name in ("model", "prior")}
+
+
 def init_state(config: Any, model: nn.Module, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step, with an empty table."""
-    statistics = init_params(config, model)
-    params = {name: statistics.pop(name) for name in ("model", "prior")}
+    params = init_params(config, model)
     return TrainState(
         step=jnp.int32(0),
         params=params,
-        statistics=statistics,
-        opt_state=optimizer.init(params),
+        opt_state=optimizer.init(learned(params)),
         key=jax.random.key_data(split_seed(config.seed)[2]),
         table=None,
         indexed=None,
@@ -89,21 +86,22 @@ def make_train_step(config: Any, model: nn.Module, optimizer: optax.GradientTran
         beta = optim.kl_weight(state.step, steps_per_epoch, config.optim.kl_warmup_epochs)
 
         def loss_fn(params):
-            whole = {**params, **state.statistics}
+            whole = {**state.params, **params}
             elbo, exemplars, statistics = objectives.training_elbo(key, config, model, whole, batch, state.table)
             loss = -jnp.mean(elbo.reconstruction - beta * elbo.kl)
             return loss, (jax.tree.map(jnp.mean, elbo)._asdict(), exemplars, statistics)
 
-        (loss, (means_of, exemplars, statistics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        (loss, (means_of, exemplars, statistics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+            learned(state.params)
+        )
+        updates, opt_state = optimizer.update(grads, state.opt_state, learned(state.params))
         table = state.table
         for part in exemplars if table is not None else ():
             table = select.update(table, part.index, part.means)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
         state = state.replace(
             step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            statistics=statistics,
+            params={**optax.apply_updates(learned(state.params), updates), **statistics},
             opt_state=opt_state,
             table=table,
             sums=jax.tree.map(jnp.add, state.sums, {**means_of, "loss": loss}),

@@ -154,7 +154,7 @@ def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
         print(f"going on from step {int(restored[0].step)} in {setup.workdir}")
         return restored[0], restored[1]["seconds"]
     if uses_table(setup.config):
-        state = state.replace(table=setup.evaluator.encode_all(state.whole, setup.images))
+        state = state.replace(table=setup.evaluator.encode_all(state.params, setup.images))
     return state, 0.0
 
 
@@ -224,13 +224,13 @@ def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer,
     config, step = setup.config, int(state.step)
     rate = progress.rate(step)
     train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
-    means = setup.evaluator.encode_all(state.whole, setup.images) if uses_exemplars(config) else None
+    means = setup.evaluator.encode_all(state.params, setup.images) if uses_exemplars(config) else None
     key = stream(jax.random.wrap_key_data(state.key), VALID, epoch)
-    valid = mean_elbo(setup.evaluator, state.whole, key, setup.dataset.valid.images, means)
+    valid = mean_elbo(setup.evaluator, state.params, key, setup.dataset.valid.images, means)
     check_finite(step, valid["elbo"])
     stopping = state.stopping.update(epoch, valid["elbo"], config.optim.kl_warmup_epochs)
     if int(stopping.best_epoch) == epoch:
-        checkpoints.save_best(step, state.whole, {"images": setup.checksum})
+        checkpoints.save_best(step, state.params, {"images": setup.checksum})
     writer.write(step, epoch, "train", {**train_figures, **_extra(config, state), "images_per_second": rate})
     writer.write(step, epoch, "valid", valid)
     progress.epoch(
@@ -253,7 +253,7 @@ def _extra(config: Any, state: TrainState) -> dict[str, float]:
 
 def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, seconds: float) -> dict:
     """Samples and test figures of the best parameters, results.json."""
-    best_step, params, _ = checkpoints.restore_best(state.whole)
+    best_step, params, _ = checkpoints.restore_best(state.params)
     epoch = best_step // setup.steps_per_epoch
     run = Run(setup.config, setup.workdir, setup.grey, setup.mesh, setup.model, params, best_step, setup.exemplars)
     gallery.save_samples(stream(run.key, SAMPLES), run)
