@@ -85,23 +85,23 @@ def make_train_step(config: Any, model: nn.Module, optimizer: optax.GradientTran
         key = stream(jax.random.wrap_key_data(state.key), TRAIN, state.step)
         beta = optim.kl_weight(state.step, steps_per_epoch, config.optim.kl_warmup_epochs)
 
+        params = learned(state.params)
+
         def loss_fn(params):
             whole = {**state.params, **params}
             elbo, exemplars, statistics = objectives.training_elbo(key, config, model, whole, batch, state.table)
             loss = -jnp.mean(elbo.reconstruction - beta * elbo.kl)
             return loss, (jax.tree.map(jnp.mean, elbo)._asdict(), exemplars, statistics)
 
-        (loss, (means_of, exemplars, statistics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-            learned(state.params)
-        )
-        updates, opt_state = optimizer.update(grads, state.opt_state, learned(state.params))
+        (loss, (means_of, exemplars, statistics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, params)
         table = state.table
         for part in exemplars if table is not None else ():
             table = select.update(table, part.index, part.means)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
         state = state.replace(
             step=state.step + 1,
-            params={**optax.apply_updates(learned(state.params), updates), **statistics},
+            params={**optax.apply_updates(params, updates), **statistics},
             opt_state=opt_state,
             table=table,
             sums=jax.tree.map(jnp.add, state.sums, {**means_of, "loss": loss}),
