@@ -16,6 +16,7 @@ import pytest
 
 from exvae import config as configs
 from exvae import data, models, sharding, train
+from exvae.models import celeba, convhvae, pixelsnail
 from exvae.run import Run
 from exvae.step import init_params
 
@@ -89,6 +90,15 @@ def _glyphs() -> data.Dataset:
     config.update_from_flattened_dict(TINY_FIELDS)
     dataset = data.load(config.data, binarize=False)
     return data.Dataset(*(data.Split(part.images, part.labels % 5) for part in vars(dataset).values()))
+
+
+@pytest.fixture
+def few_layers(monkeypatch):
+    """Convolutional networks that compile faster; tests/models has the whole ones."""
+    monkeypatch.setattr(pixelsnail, "BLOCKS", 1)
+    for name in ("Z1_STACK", "Z2_STACK"):
+        monkeypatch.setattr(convhvae, name, ((4, 3, 2), (2, 3, 2)))
+    monkeypatch.setattr(celeba, "WIDTHS", (1, 2))
 
 
 @pytest.fixture

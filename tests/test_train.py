@@ -79,7 +79,7 @@ def test_run_learns_and_writes_its_folder(tiny_config, tmp_path, architecture, p
     assert list(tmp_path.glob("events.out.tfevents.*"))
 
 
-def test_users_colour_images_train_a_convolutional_model(tiny_config, tmp_path, rng):
+def test_users_colour_images_train_a_convolutional_model(tiny_config, tmp_path, few_layers, rng):
     """A folder of images of several sizes, one subfolder a class; z1 and z2 of different sizes."""
     for number in range(60):
         folder = tmp_path / "images" / f"class {number % 2}"
