@@ -6,15 +6,18 @@ import jax
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from exvae.distributions import Normal
 from exvae.models.likelihoods import LIKELIHOODS
-from exvae.models.terms import Observed, Terms
+from exvae.models.terms import Terms
 
 Latents = tuple[Float[Array, "B D"], ...]  # the top one first
 
 
 class Architecture(nn.Module):
-    """Every architecture is built with the same fields, whether it uses them or not."""
+    """Every architecture is built with the same fields, whether it uses them or not.
+
+    It adds `setup_networks`, `encode`, `observe`, `draw`, `complete`, `latents`, and `logits`: what the likelihood's family
+    makes p(x | all latents) of. An autoregressive one has `log_px` and `render` of its own.
+    """
 
     block_rows = 500  # codes that evaluation scores at a time: their activations stay in a CPU core's cache
 
@@ -28,29 +31,6 @@ class Architecture(nn.Module):
     def setup(self):
         self.family = LIKELIHOODS[self.likelihood](self.image_shape[-1])
         self.setup_networks()
-
-    def setup_networks(self) -> None:
-        raise NotImplementedError
-
-    def encode(self, x: Float[Array, "B H W C"]) -> Normal:
-        raise NotImplementedError
-
-    def observe(self, x: Float[Array, "B H W C"]) -> Observed:
-        raise NotImplementedError
-
-    def draw(self, key: Array, seen: Observed) -> Terms:
-        raise NotImplementedError
-
-    def latents(self, x: Float[Array, "B H W C"]) -> Latents:
-        raise NotImplementedError
-
-    def complete(self, key: Array, z: Float[Array, "B D"]) -> Latents:
-        """All latents, those below z drawn."""
-        raise NotImplementedError
-
-    def logits(self, *latents: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
-        """What p(x | all latents) is made of (`likelihoods`)."""
-        raise NotImplementedError
 
     def log_px(self, x: Float[Array, "B H W C"], *latents: Float[Array, "B D"]) -> Float[Array, " B"]:
         """log p(x | all latents)."""
