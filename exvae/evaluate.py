@@ -33,11 +33,12 @@ ACTIVE_VARIANCE = 0.01  # a latent is active if its mean varies more than this (
 
 
 class Evaluator(NamedTuple):
-    """The two compiled functions that evaluation consists of."""
+    """The compiled functions that evaluation consists of."""
 
     batch: int  # images that `elbo_batch` is given
     encode_all: Any  # (params, images) -> latent means
-    elbo_batch: Any  # (params, key, images, means) -> Elbo
+    components: Any  # (params, latent means or None) -> what the prior is made of
+    elbo_batch: Any  # (params, key, images, components) -> Elbo
 
 
 def make_evaluator(config: Any, model: nn.Module) -> Evaluator:
@@ -51,18 +52,24 @@ def make_evaluator(config: Any, model: nn.Module) -> Evaluator:
 
     @jax.jit
     @exactly
-    def elbo_batch(params: dict, key: Array, images: UInt8[Array, "B H W C"], means: Array | None) -> Elbo:
-        return evaluation_elbo(key, config, model, params, images, means)
+    def components(params: dict, means: Float[Array, "N D"] | None) -> Any:
+        return PRIORS[config.prior.name].components(model, params, means)
 
-    return Evaluator(batch, encode_all, elbo_batch)
+    @jax.jit
+    @exactly
+    def elbo_batch(params: dict, key: Array, images: UInt8[Array, "B H W C"], components: Any) -> Elbo:
+        return evaluation_elbo(key, config, model, params, images, components)
+
+    return Evaluator(batch, encode_all, components, elbo_batch)
 
 
 def mean_elbo(
     evaluator: Evaluator, params: dict, key: Array, images: UInt8[np.ndarray, "n H W C"], means: Array | None
 ) -> dict[str, float]:
     """ELBO, reconstruction and KL with one sample an image, averaged over the images."""
+    components = evaluator.components(params, means)  # once: those of the VampPrior pass through the encoder
     whole = map_batches(
-        lambda start, batch: evaluator.elbo_batch(params, jax.random.fold_in(key, start), batch, means),
+        lambda start, batch: evaluator.elbo_batch(params, jax.random.fold_in(key, start), batch, components),
         images,
         evaluator.batch,
     )

@@ -43,9 +43,12 @@ def training_elbo(
 
 
 def evaluation_elbo(
-    key: Array, config: Any, model: nn.Module, params: dict, images: UInt8[Array, "B H W C"], means: Array | None
+    key: Array, config: Any, model: nn.Module, params: dict, images: UInt8[Array, "B H W C"], components: Any
 ) -> Elbo:
-    """ELBO of images (binary ones for a Bernoulli model), one sample each, under the whole prior."""
+    """ELBO of images (binary ones for a Bernoulli model), one sample each, under the whole prior.
+
+    Args:
+      components: those of the prior (`priors`).
+    """
     terms = models.apply(model, params, key, to_unit(images), method="terms")
-    prior = PRIORS[config.prior.name]
-    return elbo_of(terms, prior.log_prob(prior.components(model, params, means), terms.z))
+    return elbo_of(terms, PRIORS[config.prior.name].log_prob(components, terms.z))

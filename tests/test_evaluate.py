@@ -66,8 +66,11 @@ def test_mean_elbo_does_not_see_the_padding(setup):
     key = jax.random.key(4)
     got = evaluate.mean_elbo(evaluator, params, key, images, means)
     filled = np.concatenate([images, binary(rng, 2)])  # other images where the padding is
+    mixture = evaluator.components(params, means)
     parts = [
-        np.asarray(evaluator.elbo_batch(params, jax.random.fold_in(key, start), filled[start : start + 4], means).elbo)
+        np.asarray(
+            evaluator.elbo_batch(params, jax.random.fold_in(key, start), filled[start : start + 4], mixture).elbo
+        )
         for start in (0, 4)
     ]
     assert got["elbo"] == pytest.approx(np.concatenate(parts)[:6].mean(dtype=np.float64), rel=1e-6)
@@ -78,9 +81,9 @@ def test_mean_elbo_compiles_once_for_all_batches(setup):
     evaluator = evaluator._replace(batch=5)
     shapes = []
 
-    def elbo_batch(params, key, images, means):
+    def elbo_batch(params, key, images, components):
         shapes.append(images.shape)
-        return evaluator.elbo_batch(params, key, images[:4], means)._replace(elbo=np.zeros(5))
+        return evaluator.elbo_batch(params, key, images[:4], components)._replace(elbo=np.zeros(5))
 
     counted = evaluator._replace(elbo_batch=elbo_batch)
     evaluate.mean_elbo(counted, params, jax.random.key(0), binary(rng, 12), rng.normal(size=(7, DIM)).astype("f"))

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 from absl import flags
@@ -22,6 +23,16 @@ def run(capsys, *arguments: str) -> tuple[int, str]:
     for name in [name for name in flags.FLAGS if name.startswith("config.")]:
         delattr(flags.FLAGS, name)  # made by config_flags for this command line
     return code, capsys.readouterr().err
+
+
+def test_out_of_memory_is_one_line_that_names_what_needs_less(capsys, monkeypatch):
+    def perform(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.\nlong table")
+
+    monkeypatch.setattr(launch, "perform", perform)
+    code, err = run(capsys)
+    assert code == 1 and err.count("\n") == 1
+    assert "train.batch_size" in err and "allocating 1 bytes" in err and "long table" not in err
 
 
 def files(folder: Path) -> dict:

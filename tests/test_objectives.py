@@ -12,7 +12,7 @@ from scipy import special
 from exvae import models, objectives
 from exvae.config import get_config
 from exvae.distributions import binarize, to_unit
-from exvae.priors import exemplar, gaussian, vamp
+from exvae.priors import PRIORS, exemplar, gaussian, vamp
 from exvae.priors.types import Batch
 from exvae.retrieval.draw import draw_exemplars
 
@@ -354,8 +354,9 @@ def test_elbo_is_below_the_log_likelihood(world, prior):
     assert np.exp(log_pz).sum() * area == pytest.approx(1.0, abs=1e-3)
 
     means = jnp.asarray(world.means, jnp.float32) if prior == "exemplar" else None
+    parts = PRIORS[prior].components(world.model, world.params, means)
     run = jax.jit(
-        jax.vmap(lambda key: objectives.evaluation_elbo(key, config, world.model, world.params, images, means).elbo)
+        jax.vmap(lambda key: objectives.evaluation_elbo(key, config, world.model, world.params, images, parts).elbo)
     )
     drawn = np.asarray(run(jax.random.split(jax.random.key(7), samples)), np.float64)  # (samples, images)
     for b in range(num_images):

@@ -15,8 +15,8 @@ Latents = tuple[Float[Array, "B D"], ...]  # the top one first
 class Architecture(nn.Module):
     """Every architecture is built with the same fields, whether it uses them or not.
 
-    It adds `setup_networks`, `encode`, `observe`, `draw`, `complete`, `latents`, and `logits`: what the likelihood's family
-    makes p(x | all latents) of. An autoregressive one has `log_px` and `render` of its own.
+    It adds `setup_networks`, `encode`, `observe`, `draw`, `complete`, `latents`, and `logits`: what the likelihood's
+    family makes p(x | all latents) of. An autoregressive one has `log_px` and `render` of its own.
     """
 
     block_rows = 500  # codes that evaluation scores at a time: their activations stay in a CPU core's cache

@@ -33,6 +33,9 @@ def encode_means(
     The backward pass keeps the results of dense layers' products, as long as they fit `activation_bytes`; of the
     blocks beyond that, and of convolutions on a CPU, nothing is kept and the forward pass is repeated. Memory so has
     a bound that does not grow with U.
+
+    Args:
+      block: images encoded at a time; None: BLOCK.
     """
 
     def encode(params: dict, index: Int[Array, " b"]) -> Float[Array, "b D"]:
