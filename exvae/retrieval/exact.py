@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
 
+from exvae import sharding
 from exvae.retrieval import NOBODY
+from exvae.retrieval.draw import Draw
 
 BLOCK = 25_600  # table rows scored at a time
 FAR = 1e30  # score of an empty slot; finite, because accelerators split the factors of an exact product: inf - inf
@@ -30,23 +35,63 @@ def smallest_k(values: Float[Array, "B N"], k: int) -> tuple[Float[Array, "B K"]
 
 
 def nearest(
+    mesh: Mesh,
     queries: Float[Array, "B D"],
-    table: Float[Array, "N D"],
+    table: Float[Array, "R D"],
     k: int,
     *,
-    allowed: Bool[Array, " N"],
+    draw: Draw,
     leave_out: Int[Array, " B"] | None,
-    num_allowed: int | None = None,
 ) -> Int[Array, "B K"]:
-    """The k allowed rows of the table nearest to each query, without the row `leave_out`; NOBODY where there are fewer.
+    """The k drawn rows of the table nearest to each query, without the row `leave_out`; NOBODY where there are fewer.
+
+    Each device looks among its own rows, then the candidates of all are merged.
+    """
+    bound = _most_drawn(draw, len(table) // mesh.size)
+
+    def local(queries, table, draw_keys, leave_out):
+        rows = lax.axis_index(sharding.AXIS) * len(table) + jnp.arange(len(table))
+        allowed = draw.replace(keys=draw_keys).contains(rows) & (rows < draw.num_train)
+        rows = jnp.nonzero(allowed, size=bound, fill_value=NOBODY)[0]
+        values, found = nearest_of(queries, table, rows, k + 1)  # one more, should the query itself be among them
+        found = jnp.where(found == NOBODY, NOBODY, found + lax.axis_index(sharding.AXIS) * len(table))
+        values, found = (lax.all_gather(x, sharding.AXIS, axis=1, tiled=True) for x in (values, found))
+        if leave_out is not None:
+            values = jnp.where(found == leave_out[:, None], FAR, values)
+        return best_of(values, found, k)
+
+    whole, part = sharding.WHOLE, sharding.PART
+    search = sharding.per_device(mesh, local, (whole, part, whole, whole), whole)
+    return search(queries, table, draw.keys, leave_out)
+
+
+def _most_drawn(draw: Draw, num_rows: int) -> int:
+    """So many of a device's rows are drawn at most. On one device it is M.
+
+    On several the number is hypergeometric, and by Hoeffding's inequality more than M s + sqrt(18 M) of it, with s the
+    device's share of N, come once in 10^15 draws. What is beyond would not be found, which leaves the bound a bound.
+    """
+    m = draw.num_exemplars
+    share = min(1.0, num_rows / draw.num_train)
+    spread = 0.0 if num_rows >= draw.num_train else math.sqrt(18 * m)
+    return min(num_rows, m, math.ceil(m * share + spread))
+
+
+def best_of(values: Float[Array, "B C"], rows: Int[Array, "B C"], k: int) -> Int[Array, "B K"]:
+    """The k rows with the smallest scores, smallest first; NOBODY where there are fewer."""
+    value, best = lax.top_k(-values, k)
+    return jnp.where(-value > 0.5 * FAR, NOBODY, jnp.take_along_axis(rows, best, axis=1))
+
+
+def nearest_of(
+    queries: Float[Array, "B D"], table: Float[Array, "R D"], rows: Int[Array, " M"], k: int
+) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
+    """The k nearest of some rows of the table, and more: those of each block. Where the row is NOBODY the score is FAR.
 
     ||q - c||^2 / 2 - ||q||^2 / 2 = ||c||^2 / 2 - q.c orders the rows as the distance does; the half norm rides along as
     one more column of the matrix product. Streams over blocks of the table.
-
-    Args:
-      num_allowed: how many rows are allowed, if that is known: the others are then not even scored.
     """
-    rows, block = _blocks(jnp.nonzero(allowed, size=num_allowed or len(table), fill_value=NOBODY)[0], k + 1)
+    rows, block = _blocks(rows, k)
     found = table[rows]
     half_norms = jnp.where(rows == NOBODY, FAR, 0.5 * jnp.sum(jnp.square(found), -1))
     found = jnp.concatenate([found, half_norms[:, None]], axis=-1)
@@ -55,15 +100,11 @@ def nearest(
     def search_block(args):
         block_table, block_rows = args
         scores = jnp.matmul(queries, block_table.T, precision=lax.Precision.HIGHEST)  # (B, block)
-        values, position = smallest_k(scores, k + 1)  # one more, should the query itself be among them
+        values, position = smallest_k(scores, k)
         return values, block_rows[position]
 
     blocks = (found.reshape(-1, block, found.shape[1]), rows.reshape(-1, block))
-    values, rows = (jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in lax.map(search_block, blocks))
-    if leave_out is not None:
-        values = jnp.where(rows == leave_out[:, None], FAR, values)
-    value, best = lax.top_k(-values, k)
-    return jnp.where(-value > 0.5 * FAR, NOBODY, jnp.take_along_axis(rows, best, axis=1))
+    return tuple(jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in lax.map(search_block, blocks))
 
 
 def _blocks(rows: Int[Array, " M"], least: int) -> tuple[Int[Array, " P"], int]:

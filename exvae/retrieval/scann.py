@@ -5,15 +5,26 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from exvae.errors import UserError
 from exvae.retrieval import NOBODY
 
 BRUTE_FORCE_BELOW = 10_000  # a tree over fewer rows saves nothing
+LEAVES_SEARCHED = 25  # at the least; with sqrt(N) leaves about 97 % of the 40 nearest lie in them at N = 50,000 to 10^6
+CODES_FROM = 500_000  # rows from which 4-bit codes save more time than they cost (40 dimensions)
+REORDERED = 5  # rows scored again exactly for each candidate
+TRAINING_ROWS = 100_000  # rows that k-means sees at most; all rows are then assigned to its centres
+RECALL_QUERIES = 50
+RECALL_ROWS = 100_000  # rows that the exact search for the recall scores at a time
 
 
 def require() -> None:
@@ -22,22 +33,9 @@ def require() -> None:
         import scann  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"config.retrieval.search='scann' needs the package scann, which has wheels for Linux only ({error}); "
-            "use --config.retrieval.search=exact"
+            f"config.retrieval.search='scann' needs the package scann, which has wheels for Linux only ({error}): "
+            "pip install -r requirements.txt there, or use --config.retrieval.search=exact"
         ) from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """ScaNN's C++ core reports every build on standard error, below Python's reach."""
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def num_candidates(k: int, num_exemplars: int, num_train: int) -> int:
@@ -51,27 +49,59 @@ def num_candidates(k: int, num_exemplars: int, num_train: int) -> int:
     return min(num_train, math.ceil(root**2 / p))
 
 
+class Shape(NamedTuple):
+    """What an index is made of."""
+
+    num_results: int  # C, candidates for each query
+    leaves: int  # of the tree; 0: no tree, every row is scored
+    searched: int  # leaves that a query looks into
+    reorder: int  # rows scored again exactly after a first score from 4-bit codes; 0: no codes
+
+    def describe(self) -> str:
+        tree = f"{self.leaves} leaves, {self.searched} searched" if self.leaves else "no leaves, every row scored"
+        return (
+            f"{tree}, {f'{self.reorder} scored again' if self.reorder else 'no codes'}, {self.num_results} candidates"
+        )
+
+
+def choose_shape(config: Any, num_train: int) -> Shape:
+    """The index for N rows and K neighbours; fields of config.retrieval that are not 0 overrule the rule.
+
+    sqrt(N) leaves, so that finding leaves and scoring rows grow alike; of them 25 are searched, or as many as hold
+    three times the candidates: time grows with sqrt(N). From half a million rows on, rows are scored by 4-bit codes
+    first, and five times as many as there are candidates are scored again exactly.
+    """
+    options = config.retrieval
+    num_results = num_candidates(options.num_neighbours, config.prior.num_exemplars, num_train)
+    if num_train < BRUTE_FORCE_BELOW and not options.leaves:
+        return Shape(num_results, 0, 0, 0)
+    leaves = min(options.leaves or math.isqrt(num_train), num_train)
+    enough = math.ceil(3 * num_results * leaves / num_train)
+    searched = min(leaves, options.leaves_searched or max(LEAVES_SEARCHED, enough))
+    reorder = options.reorder or (REORDERED * num_results if num_train >= CODES_FROM else 0)
+    return Shape(num_results, leaves, searched, 0 if reorder <= 0 else max(reorder, num_results))
+
+
 class ScannIndex:
     """An index over a snapshot of the table of latent means."""
 
-    def __init__(self, table: Float[np.ndarray, "N D"], num_results: int):
+    def __init__(self, table: Float[np.ndarray, "N D"], shape: Shape):
         import scann  # slow to import, and absent where nobody asks for it
 
-        self._table, self._num_results = table, num_results
-        builder = scann.scann_ops_pybind.builder(table, num_results, "squared_l2")
-        if len(table) >= BRUTE_FORCE_BELOW:
-            leaves = int(math.sqrt(len(table)))
-            enough = math.ceil(3 * num_results * leaves / len(table))  # leaves that hold three times what is asked for
-            # Every row, k-means++ and one thread: the same table always gives the same index, and a resumed run
-            # the same neighbours. The default (a random sample, random centres, all threads) does not.
+        self._table, self._num_results = table, shape.num_results
+        builder = scann.scann_ops_pybind.builder(table, shape.num_results, "squared_l2").set_n_training_threads(1)
+        if shape.leaves:
+            # k-means++ and one thread: the same table always gives the same index, and a resumed run the same
+            # neighbours. The default (random centres, all threads) does not, and would take the cores from training.
             builder = builder.tree(
-                num_leaves=leaves,
-                num_leaves_to_search=min(leaves, max(leaves // 10, enough)),
-                training_sample_size=len(table),
+                num_leaves=shape.leaves,
+                num_leaves_to_search=shape.searched,
+                training_sample_size=min(len(table), TRAINING_ROWS),
                 random_init=False,
-            ).set_n_training_threads(1)
+            )
+        builder = builder.score_ah(2).reorder(shape.reorder) if shape.reorder else builder.score_brute_force()
         with _quiet():
-            self._searcher = builder.score_brute_force().build()
+            self._searcher = builder.build()
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
         """Neighbours of rows `index`, nearest first, the row itself among them; NOBODY where too few were found.
@@ -86,20 +116,108 @@ class ScannIndex:
         neighbours[:, : found.shape[1]] = np.where(np.isnan(distances), NOBODY, found.astype(np.int32))
         return neighbours
 
+    def recall(self, k: int) -> float:
+        """How many of the k nearest rows (but for itself) it finds, on average over rows that are drawn at random."""
+        k = min(k, len(self._table) - 1, self._num_results - 1)
+        if k < 1:
+            return 1.0
+        index = np.random.default_rng(0).integers(len(self._table), size=RECALL_QUERIES)
+        found = self.search(index)
+        found = np.where(found == index[:, None], NOBODY, found)
+        first = np.argsort(found == NOBODY, axis=1, kind="stable")[:, :k]
+        found = np.take_along_axis(found, first, axis=1)
+        squares = np.sum(np.square(self._table[found] - self._table[index][:, None]), axis=-1)
+        # By distance and not by number: of rows that are equally far any may stand in for any other.
+        reached = squares <= self._kth_square(index, k)[:, None] * (1 + 1e-4)
+        return float(np.mean(reached & (found != NOBODY)))
 
-class Candidates:
-    """The index of a run, rebuilt from the table every `rebuild_steps` steps."""
+    def _kth_square(self, index: Int[np.ndarray, " Q"], k: int) -> Float[np.ndarray, " Q"]:
+        """Squared distance of the k-th nearest other row, in blocks of rows."""
+        queries, nearest = self._table[index], np.full((len(index), k), np.inf, np.float32)
+        norms = np.sum(np.square(queries), axis=1)[:, None]
+        for start in range(0, len(self._table), RECALL_ROWS):
+            rows = self._table[start : start + RECALL_ROWS]
+            squares = norms - 2.0 * queries @ rows.T + np.sum(np.square(rows), axis=1)
+            inside = (index >= start) & (index < start + len(rows))
+            squares[np.flatnonzero(inside), index[inside] - start] = np.inf
+            nearest = np.partition(np.concatenate([nearest, squares], axis=1), k - 1, axis=1)[:, :k]
+        return np.max(nearest, axis=1)
 
-    def __init__(self, num_results: int, rebuild_steps: int):
-        self._num_results, self._rebuild_steps = num_results, rebuild_steps
-        self._index: ScannIndex | None = None
 
-    def due(self, step: int) -> bool:
-        """Whether step number `step` begins with a new index."""
-        return step % self._rebuild_steps == 0
+class Indices:
+    """The index in use, and the next one, which is built in the background while training goes on.
 
-    def find(self, step: int, indexed: Float[Array, "N D"], index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Candidates for a batch; `indexed` is the table as of the last step at which a new index was due."""
-        if self._index is None or self.due(step):
-            self._index = ScannIndex(np.array(indexed), self._num_results)
-        return self._index.search(index)
+    Every `rebuild_steps` steps the next one is swapped in and the table as it then is becomes the one to build: an
+    index is between one and two such periods old. The swap has its fixed step, whenever the build is done: a run so
+    does not depend on the speed of the machine. Should it come too early, it waits and says so.
+    """
+
+    def __init__(self, shape: Shape, num_neighbours: int, min_recall: float):
+        self._shape, self._num_neighbours, self._min_recall = shape, num_neighbours, min_recall
+
+    def start(self, indexed: Float[np.ndarray, "N D"], pending: Float[np.ndarray, "N D"] | None) -> None:
+        """From the two tables of a state; None: the same."""
+        self._used = _in_background(self._build, indexed)
+        self._next = self._used if pending is None else _in_background(self._build, pending)
+
+    def swap(self, table: Float[np.ndarray, "N D"]) -> None:
+        """Use the next index, and begin another one."""
+        began = time.monotonic()
+        self._used = self._next
+        self._used.result()
+        if (waited := time.monotonic() - began) > 1.0:
+            print(f"waited {waited:.0f} s for the index: a larger config.retrieval.rebuild_steps leaves it more time")
+        self._next = _in_background(self._build, table)
+
+    def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
+        return self._used.result()[0].search(index)
+
+    @property
+    def recall(self) -> float:
+        """Of the index in use, against an exact search of the same table."""
+        return self._used.result()[1]
+
+    def _build(self, table: Float[np.ndarray, "N D"]) -> tuple[ScannIndex, float]:
+        index = ScannIndex(table, self._shape)
+        recall = index.recall(self._num_neighbours)
+        if recall < self._min_recall:
+            print(
+                f"warning: the index finds {100 * recall:.0f} % of the {self._num_neighbours} nearest exemplars, less "
+                f"than config.retrieval.min_recall={self._min_recall}; more config.retrieval.leaves_searched "
+                f"(now {self._shape.searched} of {self._shape.leaves}) finds more"
+            )
+        return index, recall
+
+
+def _in_background(function: Callable, *args: Any) -> Future:
+    """In a thread that nobody waits for at the end of the program."""
+    future = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+_standard_error = threading.Lock()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """ScaNN's C++ core reports every build on standard error, below Python's reach. What Python says there is kept."""
+    with _standard_error:  # two builds at a time would restore each other's file
+        kept, python_err = os.dup(2), sys.stderr
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            if python_err.fileno() == 2:
+                sys.stderr = open(os.dup(2), "w", buffering=1)  # noqa: SIM115
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

@@ -3,11 +3,15 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
+from exvae import sharding
 from exvae.retrieval import NOBODY, exact
+from exvae.retrieval.draw import draw_exemplars
+
+KEY = np.array([3, 8], np.uint32)
 
 QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
 
@@ -48,61 +52,43 @@ def brute(queries, table, k, allowed, leave_out):
     return out
 
 
-def searcher(k, leave_out=True):
-    def run(queries, table, allowed, own):
-        return exact.nearest(queries, table, k, allowed=allowed, leave_out=own if leave_out else None)
-
-    return jax.jit(run, compiler_options=QUICKLY)
+def search(queries, table, k, m, own, step=0):
+    """What `nearest` finds among m drawn rows, and what a sort does."""
+    draw = draw_exemplars(KEY, step, len(table), m)
+    mesh = sharding.make_mesh()
+    run = jax.jit(lambda *args: exact.nearest(mesh, *args, k, draw=draw, leave_out=own), compiler_options=QUICKLY)
+    allowed = draw.contains(np.arange(len(table)))
+    return np.asarray(run(queries, table)), brute(queries, table, k, allowed, own)
 
 
 @pytest.mark.parametrize(
-    "block, rows, leave_out", [(64, 200, True), (64, 128, True), (64, 200, False), (16384, 200, True), (16384, 7, True)]
+    "block, rows, m, leave_out",
+    [(64, 200, 200, True), (64, 200, 70, False), (32, 150, 3, True), (16384, 200, 100, True), (16384, 7, 7, True)],
 )
-def test_nearest_equals_a_sort(monkeypatch, block, rows, leave_out):
+def test_nearest_equals_a_sort(monkeypatch, block, rows, m, leave_out):
     monkeypatch.setattr(exact, "BLOCK", block)
     rng = np.random.default_rng(rows)
     table = rng.normal(size=(rows, 5)).astype(np.float32)
     own = rng.permutation(rows)[:6]
     queries = table[own] + rng.normal(scale=0.05, size=(6, 5)).astype(np.float32)  # own row nearest, if it may be seen
-    run = searcher(6, leave_out)
-    for share in (1.0, 0.5, 0.02, 0.0):
-        allowed = rng.random(rows) < share
-        got = np.asarray(run(queries, table, allowed, own))
-        np.testing.assert_array_equal(got, brute(queries, table, 6, allowed, own if leave_out else None))
-
-
-@pytest.mark.parametrize("num_allowed", [70, 3])
-def test_nearest_scores_only_the_allowed_when_their_number_is_known(monkeypatch, num_allowed):
-    monkeypatch.setattr(exact, "BLOCK", 32)
-    rng = np.random.default_rng(num_allowed)
-    table = rng.normal(size=(150, 4)).astype(np.float32)
-    own = np.array([0, 149, 20, 75])
-    allowed = np.zeros(150, bool)
-    allowed[rng.permutation(150)[:num_allowed]] = True
-    allowed[np.flatnonzero(allowed)[0]], allowed[0] = allowed[0], True  # the first row is in it, as is its query
-
-    def run(queries, table, allowed):
-        return exact.nearest(queries, table, 6, allowed=allowed, leave_out=jnp.asarray(own), num_allowed=num_allowed)
-
-    got = jax.jit(run, compiler_options=QUICKLY)(table[own], table, allowed)
-    np.testing.assert_array_equal(got, brute(table[own], table, 6, allowed, own))
+    np.testing.assert_array_equal(*search(queries, table, 6, m, own if leave_out else None))
 
 
 def test_nearest_leaves_out_the_row_in_every_block(monkeypatch):
     monkeypatch.setattr(exact, "BLOCK", 32)
     table = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
-    got = np.asarray(searcher(1)(table, table, np.ones(100, bool), np.arange(100)))
-    np.testing.assert_array_equal(got, brute(table, table, 1, np.ones(100, bool), np.arange(100)))
-    without = np.asarray(searcher(1, leave_out=False)(table, table, np.ones(100, bool), np.arange(100)))
+    np.testing.assert_array_equal(*search(table, table, 1, 100, np.arange(100)))
+    without, _ = search(table, table, 1, 100, None)
     np.testing.assert_array_equal(without[:, 0], np.arange(100))
 
 
 def test_nearest_of_equal_rows_returns_each_once():
     table = np.zeros((50, 2), np.float32)
-    allowed = np.arange(50) < 20
-    got = np.asarray(searcher(25)(table[:2], table, allowed, np.array([3, 40])))
-    assert set(got[0]) == set(range(20)) - {3} | {NOBODY} and list(got[0]).count(NOBODY) == 6
-    assert set(got[1]) == set(range(20)) | {NOBODY} and list(got[1]).count(NOBODY) == 5
+    drawn = set(draw_exemplars(KEY, 0, 50, 20).members().tolist())
+    inside, outside = min(drawn), min(set(range(50)) - drawn)
+    got, _ = search(table[:2], table, 25, 20, np.array([inside, outside]))
+    assert set(got[0]) == drawn - {inside} | {NOBODY} and list(got[0]).count(NOBODY) == 6
+    assert set(got[1]) == drawn | {NOBODY} and list(got[1]).count(NOBODY) == 5
     assert np.all(got[:, -5:] == NOBODY)
 
 
@@ -113,14 +99,23 @@ def test_nearest_at_the_shape_of_a_training_step():
     own = rng.permutation(rows)[:batch]
     own[0] = rows - 1
     queries = table[own] + np.float32(0.1)
-    allowed = rng.random(rows) < 0.5
-    got = np.asarray(searcher(k)(queries, table, allowed, own))
+    draw, mesh = draw_exemplars(KEY, 0, rows, rows // 2), sharding.make_mesh()
+    run = jax.jit(lambda *args: exact.nearest(mesh, *args, k, draw=draw, leave_out=own), compiler_options=QUICKLY)
+    got = np.asarray(run(queries, table))
     exact_squares = (table.astype(np.float64) ** 2).sum(-1) - 2 * queries.astype(np.float64) @ table.T.astype(
         np.float64
     )
-    exact_squares[:, ~allowed] = np.inf
+    exact_squares[:, ~draw.contains(np.arange(rows))] = np.inf
     exact_squares[np.arange(batch), own] = np.inf
     want = np.sort(np.partition(exact_squares, k, axis=1)[:, :k], axis=1)
     # By distance: neighbours closer together than float32 can tell may change places.
     np.testing.assert_allclose(np.take_along_axis(exact_squares, got, axis=1), want, atol=1e-4)
     assert all(len(set(row)) == k for row in got)
+
+
+@pytest.mark.parametrize("n, m, devices", [(50_000, 25_000, 8), (1000, 100, 64), (1003, 1003, 4), (10, 3, 2)])
+def test_a_device_never_has_more_drawn_rows_than_it_makes_room_for(n, m, devices):
+    per_device = -(-n // devices)
+    bound = exact._most_drawn(draw_exemplars(KEY, 0, n, m), per_device)
+    assert stats.hypergeom(n, m, min(per_device, n)).sf(bound) < 1e-14
+    assert exact._most_drawn(draw_exemplars(KEY, 0, n, m), n) == m  # one device has room for all of them

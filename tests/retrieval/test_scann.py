@@ -1,10 +1,12 @@
 """The host index against brute force."""
 
-import jax
+import time
+
 import numpy as np
 import pytest
 from scipy import stats
 
+from exvae.config import get_config
 from exvae.retrieval import scann, select
 from exvae.retrieval.draw import draw_exemplars
 
@@ -23,6 +25,10 @@ def brute(table, index, k):
     return np.argsort(squares, axis=1, kind="stable")[:, :k]
 
 
+def shape(num_results, leaves=0, searched=0, reorder=0):
+    return scann.Shape(num_results, leaves, searched, reorder)
+
+
 @pytest.fixture(scope="module")
 def large():
     table = clusters(12_000)
@@ -32,8 +38,7 @@ def large():
 
 def test_tree_index_finds_nearly_all_neighbours(large):
     table, index = large
-    assert len(table) >= scann.BRUTE_FORCE_BELOW
-    found = scann.ScannIndex(table, 41).search(index)
+    found = scann.ScannIndex(table, shape(41, leaves=109, searched=25)).search(index)
     assert found.shape == (200, 41) and found.dtype == np.int32
     np.testing.assert_array_equal(found[:, 0], index)  # the row itself comes first
     shared = [len(set(a[:10]) & set(b)) for a, b in zip(found, brute(table, index, 10), strict=True)]
@@ -43,9 +48,11 @@ def test_tree_index_finds_nearly_all_neighbours(large):
     assert np.all(np.diff(squares, axis=1) >= -1e-3)  # nearest first
 
 
-def test_tree_index_is_the_same_when_built_again(large):
+@pytest.mark.parametrize("reorder", [0, 200])
+def test_tree_index_is_the_same_when_built_again(large, reorder):
     table, index = large
-    first, second = (scann.ScannIndex(table.copy(), 41).search(index) for _ in range(2))
+    wanted = shape(41, leaves=109, searched=25, reorder=reorder)
+    first, second = (scann.ScannIndex(table.copy(), wanted).search(index) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
@@ -53,8 +60,8 @@ def test_tree_index_is_the_same_when_built_again(large):
 def test_small_index_is_exact(n, num_results):
     table = clusters(n, seed=2)
     index = np.arange(0, n, 3)
-    assert n < scann.BRUTE_FORCE_BELOW
-    np.testing.assert_array_equal(scann.ScannIndex(table, num_results).search(index), brute(table, index, num_results))
+    found = scann.ScannIndex(table, shape(num_results)).search(index)
+    np.testing.assert_array_equal(found, brute(table, index, num_results))
 
 
 SETTINGS = [(10, 25_000, 50_000), (10, 500, 1000), (1, 100, 10_000), (5, 5000, 100_000), (50, 1000, 2000), (3, 20, 24)]
@@ -79,16 +86,13 @@ def test_num_candidates_of_a_full_draw_is_at_most_the_training_set(k, n):
 def test_candidates_cut_to_the_draw_leave_k():
     n, m, k, batch = 2000, 400, 5, 20
     table, rng = clusters(n, seed=3), np.random.default_rng(4)
-    index = scann.ScannIndex(table, scann.num_candidates(k, m, n))
-
-    @jax.jit
-    def run(key, candidates, own):
-        return select.cut(candidates, k, allowed=draw_exemplars(key, n, m), leave_out=own)
+    index = scann.ScannIndex(table, shape(scann.num_candidates(k, m, n)))
 
     full = []
     for step in range(30):
         own = rng.permutation(n)[:batch]
-        neighbours = np.asarray(run(jax.random.key(step), index.search(own), own))
+        draw = draw_exemplars(np.array([1, 2], np.uint32), step, n, m)
+        neighbours = select.cut(index.search(own), k, draw=draw, leave_out=own)
         full += list((neighbours >= 0).all(1))
     assert np.mean(full) > 0.99
 
@@ -97,8 +101,81 @@ def test_tree_index_returns_no_false_neighbours_when_many_are_asked_for(large):
     # K = 10 of M = 100 drawn: 3,000 candidates, more than the searched leaves hold.
     table, index = large
     num_results = scann.num_candidates(10, 100, len(table))
-    found = scann.ScannIndex(table, num_results).search(index)
+    found = scann.ScannIndex(table, shape(num_results, leaves=109, searched=25)).search(index)
     assert found.shape == (len(index), num_results)  # one shape, one compilation of the step
     for row in found:
         kept = row[row >= 0]
         assert len(set(kept)) == len(kept)  # each row of the table at most once
+
+
+def make_config(**retrieval):
+    config = get_config()
+    config.prior.num_exemplars = 1000
+    config.retrieval.update(retrieval)
+    return config
+
+
+def test_shape_follows_the_rule_unless_it_is_overruled():
+    assert scann.choose_shape(make_config(), 2000) == shape(scann.num_candidates(10, 1000, 2000))
+    config = make_config()
+    config.prior.num_exemplars = 500_000
+    candidates = scann.num_candidates(10, 500_000, 1_000_000)
+    assert scann.choose_shape(config, 1_000_000) == shape(candidates, 1000, 25, 5 * candidates)
+    config.prior.num_exemplars = 25_000
+    assert scann.choose_shape(config, 50_000) == shape(scann.num_candidates(10, 25_000, 50_000), 223, 25, 0)
+    config.prior.num_exemplars = 100  # 12,000 candidates: the 25 leaves would not hold them
+    few = scann.choose_shape(config, 50_000)
+    assert few.searched * 50_000 / few.leaves >= 3 * few.num_results or few.searched == few.leaves
+    assert scann.choose_shape(make_config(leaves=10, leaves_searched=3, reorder=1), 2000)[1:3] == (10, 3)
+    assert scann.choose_shape(make_config(leaves=10, leaves_searched=99), 2000).searched == 10
+    config = make_config(reorder=-1)
+    assert scann.choose_shape(config, 1_000_000).reorder == 0
+
+
+def test_recall_is_that_of_a_sort(large):
+    """Few leaves find part of the neighbours: the same part that brute force counts."""
+    table, _ = large
+    index = scann.ScannIndex(table, shape(41, leaves=109, searched=1))
+    queries = np.random.default_rng(0).integers(len(table), size=scann.RECALL_QUERIES)
+    found, want = index.search(queries), brute(table, queries, 11)
+    shared = [len(set(f[f != q][:10]) & set(w[w != q][:10])) for f, w, q in zip(found, want, queries, strict=True)]
+    assert index.recall(10) == pytest.approx(np.mean(shared) / 10, abs=0.003)
+    assert 0.2 < index.recall(10) < 0.9
+    assert scann.ScannIndex(table[:500], shape(41)).recall(10) == 1.0
+
+
+def test_indices_are_swapped_whole_at_their_step(monkeypatch, capsys):
+    """The one in use answers while the next is built, and the next is waited for where it is due."""
+    tables = [clusters(300, seed=seed) for seed in range(3)]
+    real = scann.ScannIndex
+
+    def slow(table, wanted):
+        time.sleep(0.0 if table is tables[0] else 1.1)
+        return real(table, wanted)
+
+    monkeypatch.setattr(scann, "ScannIndex", slow)
+    indices, own = scann.Indices(shape(5), 3, min_recall=0.5), np.arange(4)
+    indices.start(tables[0], None)
+    np.testing.assert_array_equal(indices.search(own), brute(tables[0], own, 5))
+    indices.swap(tables[1])  # the one in use was not followed by another yet
+    np.testing.assert_array_equal(indices.search(own), brute(tables[0], own, 5))
+    indices.swap(tables[2])
+    np.testing.assert_array_equal(indices.search(own), brute(tables[1], own, 5))
+    assert indices.recall == 1.0
+    assert "waited 1 s for the index" in capsys.readouterr().out
+
+
+def test_a_low_recall_is_warned_of(large, capsys):
+    table, _ = large
+    indices = scann.Indices(shape(41, leaves=109, searched=1), 10, min_recall=0.9)
+    indices.start(table, None)
+    assert indices.recall < 0.9
+    said = capsys.readouterr().out
+    assert "config.retrieval.min_recall=0.9" in said and "leaves_searched (now 1 of 109)" in said
+
+
+def test_what_a_build_raises_reaches_the_search():
+    indices = scann.Indices(shape(5), 3, min_recall=0.0)
+    indices.start(np.zeros((0, 3), np.float32), None)
+    with pytest.raises(Exception):  # noqa: B017  (ScaNN's own)
+        indices.search(np.arange(2))

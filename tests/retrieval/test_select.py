@@ -1,11 +1,15 @@
-"""Candidates, unions and table updates against Python lists and sets."""
+"""Candidates, slots and table updates against Python lists and sets."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from exvae import sharding
 from exvae.retrieval import NOBODY, select
+from exvae.retrieval.draw import draw_exemplars
+
+KEY = np.array([3, 8], np.uint32)
 
 
 @pytest.mark.parametrize("k, leave_out", [(1, True), (4, True), (12, False)])
@@ -18,30 +22,29 @@ def test_cut_keeps_the_first_k_valid(k, leave_out):
     candidates[4:6, [0, 5]] = NOBODY  # before valid ones: it must not take one of the k slots
     own = candidates[np.arange(8), rng.integers(1, 5, 8)]
     own[6] = 29 if 29 not in candidates[6] else own[6]
-    run = jax.jit(lambda c, allowed: select.cut(c, k, allowed=allowed, leave_out=own if leave_out else None))
-    for share in (1.0, 0.5, 0.0):
-        allowed = rng.random(n) < share
-        allowed[-1] = True  # where NOBODY, taken as an index, would point
-        got = np.asarray(run(candidates, allowed))
+    for m in (30, 15, 1):
+        draw = draw_exemplars(KEY, m, n, m)
+        allowed = draw.contains(np.arange(n))
+        got = select.cut(candidates, k, draw=draw, leave_out=own if leave_out else None)
         for b in range(8):
             left = [c for c in candidates[b] if c != NOBODY and allowed[c] and not (leave_out and c == own[b])]
             want = (left + [NOBODY] * k)[:k]
             assert list(got[b]) == want
 
 
-def test_union_holds_each_neighbour_once():
+def test_each_once_keeps_one_slot_of_each_exemplar_where_it_is():
     rng = np.random.default_rng(0)
-    run = jax.jit(select.union)
+    run = jax.jit(select.each_once)
     for high in (3, 20, 10_000):
         for empty in (0.0, 0.3, 1.0):
-            neighbours = np.where(rng.random((6, 5)) < empty, NOBODY, rng.integers(0, high, (6, 5)))
-            got = np.asarray(run(neighbours))
-            assert got.shape == (30,)
-            assert sorted(got[got != NOBODY]) == sorted(set(neighbours.ravel()) - {NOBODY})
+            slots = np.where(rng.random(30) < empty, NOBODY, rng.integers(0, high, 30))
+            got = np.asarray(run(slots))
+            assert sorted(got[got != NOBODY]) == sorted(set(slots) - {NOBODY})
+            assert np.all((got == slots) | (got == NOBODY))
 
 
-def test_union_keeps_exemplar_zero():
-    assert sorted(np.asarray(select.union(jnp.array([[0, 0], [0, 0]])))) == [NOBODY, NOBODY, NOBODY, 0]
+def test_each_once_keeps_exemplar_zero():
+    assert sorted(np.asarray(select.each_once(jnp.array([0, 0, 0, 0])))) == [NOBODY, NOBODY, NOBODY, 0]
 
 
 def test_update_writes_exactly_the_named_rows():
@@ -53,16 +56,6 @@ def test_update_writes_exactly_the_named_rows():
     for row, mean in zip(index, means, strict=True):
         if row != NOBODY:
             want[row] = mean
-    np.testing.assert_array_equal(jax.jit(select.update)(table, index, means), want)
-
-
-def test_cut_then_union_equals_sets():
-    rng = np.random.default_rng(2)
-    candidates = np.stack([rng.permutation(40)[:20] for _ in range(9)])
-    allowed, own = rng.random(40) < 0.4, candidates[:, 0]
-    run = jax.jit(lambda c, allowed: select.union(select.cut(c, 3, allowed=allowed, leave_out=own)))
-    got = np.asarray(run(candidates, allowed))
-    want = set()
-    for row, self_ in zip(candidates, own, strict=True):
-        want |= set([c for c in row if allowed[c] and c != self_][:3])
-    assert set(got) - {NOBODY} == want
+    mesh = sharding.make_mesh()
+    got = jax.jit(lambda *args: select.update(mesh, *args))(table, index, means)
+    np.testing.assert_array_equal(got, want)
