@@ -11,7 +11,7 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from exvae import augment, evaluate, gallery, outputs, pixels, represent, train
+from exvae import augment, evaluate, gallery, outputs, pixels, represent, sharding, sweep, train
 from exvae import config as configs
 from exvae.errors import UserError
 from exvae.run import open_run
@@ -26,7 +26,17 @@ TASKS_WITH_OUT = {
 CONFIG = config_flags.DEFINE_config_file("config", None, "experiment file, with :key=value arguments")
 WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run; runs/<name of the experiment> if not given")
 TASK = flags.DEFINE_enum("task", "train", ["train", *TASKS, *TASKS_WITH_OUT], "what to do")
+DISTRIBUTED = flags.DEFINE_bool("distributed", False, "one of several processes that train one run together")
+COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", "distributed: HOST:PORT of process 0; '': as SLURM or the pod says"
+)
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", -1, "distributed: how many there are")
+PROCESS_ID = flags.DEFINE_integer("process_id", -1, "distributed: which of them this is, from 0")
 OUT = flags.DEFINE_string("out", "", f"{', '.join(TASKS_WITH_OUT)}: FILE.npz, or a folder for single PNGs")
+SWEEP = flags.DEFINE_string("sweep", "", "grid of runs: 'seed=0,1,2;optim.learning_rate=1e-3,5e-4'")
+SWEEP_WORKERS = flags.DEFINE_integer("sweep_workers", 1, "sweep: points at a time", lower_bound=1)
+SWEEP_EXECUTOR = flags.DEFINE_enum("sweep_executor", "local", ["local", "slurm"], "sweep: where points run")
+SWEEP_SLURM = flags.DEFINE_string("sweep_slurm", "", "sweep: 'partition=gpu;timeout_min=600', as submitit names them")
 
 
 def experiment() -> tuple[str, str]:
@@ -60,6 +70,19 @@ def parse(argv: list[str]) -> None:
         raise UserError(f"what is {rest[0]!r}? Options begin with --")
 
 
+def join_processes() -> None:
+    """With --distributed: become one of several processes, of which only the first prints."""
+    if not DISTRIBUTED.value:
+        if COORDINATOR.value or NUM_PROCESSES.value >= 0 or PROCESS_ID.value >= 0:
+            raise UserError("--coordinator, --num_processes and --process_id go with --distributed")
+        return
+    if TASK.value not in ("train", "evaluate"):
+        raise UserError(f"--distributed goes with --task=train or evaluate, not with {TASK.value}")
+    sharding.start_processes(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
+    if not sharding.is_main():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what libraries print too
+
+
 def perform(task: str, config: Any, workdir: Path, out: str) -> None:
     if out and task not in TASKS_WITH_OUT:
         raise UserError(f"--out goes with --task={', '.join(TASKS_WITH_OUT)}, not with {task}")
@@ -76,9 +99,24 @@ def perform(task: str, config: Any, workdir: Path, out: str) -> None:
         TASKS_WITH_OUT[task](open_run(config, workdir), out)
 
 
+def run_sweep(argv: list[str]) -> None:
+    """With --sweep: train every point of a grid, each in a process of its own."""
+    if TASK.value != "train":
+        raise UserError(f"--sweep goes with --task=train, not with {TASK.value}")
+    if DISTRIBUTED.value or OUT.value:
+        raise UserError("--sweep goes without --distributed and without --out")
+    workdir = Path(WORKDIR.value or f"{default_workdir()}-sweep")
+    options = {"workers": SWEEP_WORKERS.value, "executor": SWEEP_EXECUTOR.value, "slurm": SWEEP_SLURM.value}
+    sweep.main(CONFIG.value, workdir, argv, SWEEP.value, **options)
+
+
 def main(argv: list[str]) -> int:
     try:
         parse(argv)
+        if SWEEP.value:
+            run_sweep(argv)
+            return 0
+        join_processes()
         perform(TASK.value, CONFIG.value, Path(WORKDIR.value or default_workdir()), OUT.value)
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -22,16 +22,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from absl import app, flags
-from flax import linen as nn
 
 from benchmarks.flops import square_product, step_gflop
 from experiments import celeba, mnist_convhvae, mnist_hvae, mnist_pixelsnail, mnist_vae
 from exvae import config as configs
-from exvae import models, optim, step, train
+from exvae import feed, models, optim, sharding, step
 from exvae.priors.types import Batch
 from exvae.retrieval import scann
+from exvae.store import Store
 
 EXPERIMENTS = {
     "vae": mnist_vae,
@@ -89,55 +88,65 @@ def training_set_shape(config: Any) -> tuple[int, int, int, int]:
     return NUM_TRAIN.value or num_train, *image_shape
 
 
-def first_state(config: Any, model: nn.Module, optimizer: optax.GradientTransformation) -> step.TrainState:
-    """As training starts, but with random numbers in the table of means."""
-    state = jax.jit(lambda: step.init_state(config, model, optimizer))()
-    if not train.uses_table(config):
-        return state
-    shape = (training_set_shape(config)[0], config.model.latent_dim)
-    return state.replace(table=jnp.asarray(np.random.default_rng(0).normal(size=shape).astype(np.float32)))
+class Loop:
+    """The training loop without its surroundings: state, compiled step and the host's part."""
+
+    def __init__(self, config: Any, store: Store, table: np.ndarray | None, params: dict | None = None):
+        """
+        Args:
+          table: the latent means; None: none are needed.
+          params: None: as they are initialised.
+        """
+        mesh = sharding.make_mesh()
+        model = models.build(config.model, store.image_shape)
+        optimizer = optim.optimizer(config.optim, 1000)
+        self.indices = None
+        if feed.uses_scann(config):
+            shape = scann.choose_shape(config, len(store))
+            self.indices = scann.Indices(shape, config.retrieval.num_neighbours, 0.0)
+            self.indices.start(table, None)
+            self.indices.search(np.arange(1))  # waits for it
+        self._feeder = feed.Feeder(config, model, mesh, store, self.indices)
+        self._rng, self._number, self._choose = np.random.default_rng(0), 0, (len(store), config.train.batch_size)
+        state = jax.jit(lambda: step.init_state(config, model, optimizer))()
+        state = state.replace(params=params or state.params)
+        self.state = sharding.replicate(mesh, state.replace(table=None if table is None else jnp.array(table)))
+        train_step = step.make_train_step(config, model, mesh, optimizer, 500)
+        self._step = train_step.lower(self.state, self._batch()).compile()
+        self.memory = self._step.memory_analysis()
+        self.run()
+
+    def _batch(self) -> Batch:
+        index = self._rng.choice(*self._choose, replace=False, shuffle=False).astype(np.int32)
+        return self._feeder(self.state, self._number, index)
+
+    def run(self, steps: int = 1) -> None:
+        """So many steps, the host ahead of the devices as in training, and the wait for the last."""
+        for _ in range(steps):
+            self.state, elbo = self._step(self.state, self._batch())
+            self._number += 1
+        jax.block_until_ready((self.state, elbo))
 
 
-def make_index(config: Any, state: step.TrainState) -> scann.ScannIndex:
-    num_neighbours, num_exemplars = config.retrieval.num_neighbours, config.prior.num_exemplars
-    table = np.asarray(state.table)
-    return scann.ScannIndex(table, scann.num_candidates(num_neighbours, num_exemplars, len(table)))
-
-
-def step_variant(config: Any, images: jax.Array) -> Variant:
+def step_variant(config: Any, store: Store) -> Variant:
     """The real training step on random images, with the host's part of the ScaNN search included."""
-    model = models.build(config.model, images.shape[1:])
-    optimizer = optim.optimizer(config.optim, 1000)
-    state = first_state(config, model, optimizer)
-    index, build_seconds = None, 0.0
-    if train.uses_scann(config):
+    table, build_seconds = None, 0.0
+    if feed.uses_table(config):
+        table = np.random.default_rng(0).normal(size=(len(store), config.model.latent_dim)).astype(np.float32)
+    if feed.uses_scann(config):
         began = time.perf_counter()
-        index = make_index(config, state)
+        scann.ScannIndex(table, scann.choose_shape(config, len(store)))
         build_seconds = (time.perf_counter() - began) / config.retrieval.rebuild_steps  # its share in every step
-    rng = np.random.default_rng(0)
-
-    def next_batch() -> Batch:
-        chosen = rng.choice(len(images), config.train.batch_size, replace=False).astype(np.int32)
-        return Batch(images, chosen, index.search(chosen) if index else None)
-
-    batch = next_batch()
-    compiled = step.make_train_step(config, model, optimizer, 500).lower(state, batch).compile()
-    memory = compiled.memory_analysis()
-    holder = [compiled(state, batch)[0]]
-
-    def run() -> None:
-        holder[0], _ = compiled(holder[0], next_batch())
-        jax.block_until_ready(holder[0])
-
-    run()
+    loop = Loop(config, store, table)
+    model = models.build(config.model, store.image_shape)
     return Variant(
         config.model.architecture,
         config.prior.name,
         config.retrieval.search,
-        run,
+        loop.run,
         step_gflop(config, model),
-        memory.temp_size_in_bytes / 2**20,
-        memory.argument_size_in_bytes / 2**20,
+        loop.memory.temp_size_in_bytes / 2**20,
+        loop.memory.argument_size_in_bytes / 2**20,
         build_seconds,
     )
 
@@ -209,8 +218,9 @@ def time_architecture(architecture: str) -> list[dict]:
     if not variant_configs:
         return []
     shape = training_set_shape(variant_configs[0])
-    images = jnp.asarray(np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8))
-    variants = [step_variant(config, images) for config in variant_configs]
+    images = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    store = Store(sharding.make_mesh(), images, device_mib=2 * images.nbytes / 2**20, memory_mib=0)
+    variants = [step_variant(config, store) for config in variant_configs]
     matmul = matmul_variant()
     measure(variants, matmul, SECONDS.value)
     return rows(variants, matmul)

@@ -42,7 +42,7 @@ def train_network(
     state = sharding.replicate(run.mesh, start(seed))
     checkpoints = Checkpoints(folder)
     try:
-        state, meta = checkpoints.restore_latest(state) or (state, {"seconds": 0.0})
+        state, meta = checkpoints.restore_latest(lambda meta, like=state: like) or (state, {"seconds": 0.0})
         if int(state.step):
             print(f"{text}: going on from epoch {int(state.step) // (n // size)}", flush=True)
         saved = time.monotonic()
@@ -50,7 +50,7 @@ def train_network(
         countdown, queue = metrics.Countdown(options.epochs * n, text), collections.deque()
         for epoch in range(int(state.step) // (n // size), options.epochs):
             for number, index in enumerate(epoch_order(seed, epoch, n, size)):
-                state, loss = train_step(state, run.params, source, key, sharding.split_batch(run.mesh, index))
+                state, loss = train_step(state, run.params, source, key, sharding.split(run.mesh, index))
                 queue.append(loss)
                 last = number + 1 == n // size
                 while len(queue) > (0 if last else STEPS_AHEAD):

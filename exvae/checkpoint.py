@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from exvae import sharding
 from exvae.errors import UserError
 
 SLACK_BYTES = 2**20  # for the other files of a run
@@ -43,14 +44,14 @@ class Checkpoints:
     def save_best(self, step: int, params: Any, meta: dict) -> None:
         _save(self._best, step, params, meta)
 
-    def restore_latest(self, like: Any) -> tuple[Any, dict] | None:
-        """The newest readable state, shaped and placed as `like`, and its meta; None in a fresh folder."""
+    def restore_latest(self, like: Callable[[dict], Any]) -> tuple[Any, dict] | None:
+        """The newest readable state, shaped and placed as `like(meta)`, and its meta; None in a fresh folder."""
         restored = _restore(self._latest, like)
         return restored and restored[1:]
 
     def restore_best(self, like: Any) -> tuple[int, Any, dict] | None:
         """The newest readable parameters, with their step and meta; None if there are none."""
-        return _restore(self._best, like)
+        return _restore(self._best, lambda meta: like)
 
     def wait(self) -> None:
         """Until everything that was saved is on the disk."""
@@ -110,21 +111,23 @@ def _set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
     return aside
 
 
-def _restore(manager: ocp.CheckpointManager, like: Any) -> tuple[int, Any, dict] | None:
+def _restore(manager: ocp.CheckpointManager, like: Callable[[dict], Any]) -> tuple[int, Any, dict] | None:
     steps = sorted(manager.all_steps(), reverse=True)
-    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(like), meta=ocp.args.JsonRestore())
     damaged = {}
     for step in steps:
         try:
-            restored = manager.restore(step, args=args)
+            meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+            shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like(meta))
+            state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))["state"]
         except Exception as error:  # orbax raises many kinds for a damaged folder
             damaged[step] = " ".join(str(error).split())[:200]
             continue
-        for bad in damaged:  # only now: where none can be read the fault may lie elsewhere, and nothing is moved
+        for bad in (
+            damaged if sharding.is_main() else ()
+        ):  # only now: where none can be read the fault may lie elsewhere, and nothing is moved
             aside = _set_aside(manager, bad)
             print(f"warning: the checkpoint of step {bad} is damaged (moved to {aside}); going back to step {step}")
-        return step, restored["state"], restored["meta"]
+        return step, state, meta
     if damaged:
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
         raise UserError(f"no readable checkpoint in {manager.directory} ({reasons})")

@@ -118,7 +118,7 @@ def init_state(key: Array, classifier: Classifier, optimizer, image_shape: tuple
 
 def make_source(run: Run, split: data.Split) -> Source:
     """Images, labels and codes on every device."""
-    q = encode(run.model, run.params, split.images)
+    q = encode(run.mesh, run.model, run.params, split.images)
     codes = PRIORS[run.config.prior.name].transition(run.params, q)
     return sharding.replicate(run.mesh, Source(split.images, split.labels, codes))
 

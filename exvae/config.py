@@ -21,6 +21,8 @@ TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups of fields t
 FREE_ON_RESUME = (
     "data.dir",
     "data.memory_mib",
+    "data.device_mib",
+    "retrieval.min_recall",
     "train.epochs",
     "train.patience",
     "train.checkpoint_minutes",
@@ -40,6 +42,7 @@ def get_config() -> ml_collections.ConfigDict:
     data.image_size = 28  # images:PATH is resized to this height and width; 0 keeps the size
     data.colour = False  # images:PATH keeps three channels
     data.num_images = 10_000  # glyphs: how many to draw
+    data.device_mib = 0.0  # training images beyond it stay on the host; 0: a quarter of a device's memory
     data.memory_mib = 1024  # decoded images (images:PATH, celeba) that take more are mapped from the cache folder
 
     config.model = model = ml_collections.ConfigDict()
@@ -62,7 +65,11 @@ def get_config() -> ml_collections.ConfigDict:
     retrieval.num_neighbours = 10  # K
     retrieval.scored = "union"  # each z against the union of the batch's neighbours, or its `own` K (Eq. 12)
     retrieval.refresh_epochs = 0  # re-encode the whole table of means every so many epochs; 0: only updates (Alg. 1)
-    retrieval.rebuild_steps = 500  # scann: steps between two builds of the index
+    retrieval.rebuild_steps = 0  # scann: steps between two builds of the index; 0: N / 100, at least 500
+    retrieval.leaves = 0  # scann: leaves of the tree; 0: sqrt(N), and no tree below 10,000 exemplars
+    retrieval.leaves_searched = 0  # scann: leaves that a query looks into; 0: 25, or enough for what is asked for
+    retrieval.reorder = 0  # scann: rows scored exactly after 4-bit codes; 0: codes from N = 500,000 on; -1: no codes
+    retrieval.min_recall = 0.9  # scann: warn where the index finds less than this of the K nearest
 
     config.optim = optim = ml_collections.ConfigDict()
     optim.learning_rate = 5e-4  # constant, or the peak of the cosine
@@ -165,16 +172,18 @@ def validate(config: Any) -> None:
         raise UserError(f"config.augment.label_smoothing={config.augment.label_smoothing} must be less than 1")
     _at_least("seed", config.seed, 0)
     lowest = {
-        "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "data.memory_mib": 0, "model.latent_dim": 1,
-        "model.lower_latent_dim": 0, "model.hidden_dim": 1, "model.channels": 1, "prior.num_exemplars": 0,
-        "prior.num_pseudo_inputs": 1, "prior.activation_mib": 0, "retrieval.num_neighbours": 1,
-        "retrieval.refresh_epochs": 0, "retrieval.rebuild_steps": 1, "optim.learning_rate": 0, "optim.rise_steps": 0,
-        "optim.floor": 0, "optim.kl_warmup_epochs": 0, "train.epochs": 1, "train.batch_size": 1, "train.patience": 1,
-        "train.checkpoint_minutes": 0, "eval.iwae_samples": 1, "eval.num_images": 0, "eval.candidates": 1,
-        "eval.audit": 1, "eval.tolerance": 0, "generate.seed": 0, "generate.num_images": 1, "generate.num_sources": 1,
-        "generate.label": -1, "generate.temperature": 0, "generate.steps": 2, "represent.tsne_images": 0,
-        "represent.memorisation_images": 1, "augment.networks": 1, "augment.hidden_dim": 1, "augment.epochs": 1,
-        "augment.batch_size": 1, "augment.learning_rate": 0, "augment.label_smoothing": 0,
+        "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "data.device_mib": 0, "data.memory_mib": 0,
+        "model.latent_dim": 1, "model.lower_latent_dim": 0, "model.hidden_dim": 1, "model.channels": 1,
+        "prior.num_exemplars": 0, "prior.num_pseudo_inputs": 1, "prior.activation_mib": 0,
+        "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0, "retrieval.rebuild_steps": 0,
+        "retrieval.leaves": 0, "retrieval.leaves_searched": 0, "retrieval.reorder": -1, "retrieval.min_recall": 0,
+        "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0, "optim.kl_warmup_epochs": 0,
+        "train.epochs": 1, "train.batch_size": 1, "train.patience": 1, "train.checkpoint_minutes": 0,
+        "eval.iwae_samples": 1, "eval.num_images": 0, "eval.candidates": 1, "eval.audit": 1, "eval.tolerance": 0,
+        "generate.seed": 0, "generate.num_images": 1, "generate.num_sources": 1, "generate.label": -1,
+        "generate.temperature": 0, "generate.steps": 2, "represent.tsne_images": 0, "represent.memorisation_images": 1,
+        "augment.networks": 1, "augment.hidden_dim": 1, "augment.epochs": 1, "augment.batch_size": 1,
+        "augment.learning_rate": 0, "augment.label_smoothing": 0,
     }  # fmt: skip
     for field, low in lowest.items():
         group, name = field.split(".")
@@ -194,6 +203,8 @@ def resolve(config: Any, num_train: int) -> ml_collections.ConfigDict:
         k = config.retrieval.num_neighbours
         if config.retrieval.search != "none" and k > m:
             raise UserError(f"config.retrieval.num_neighbours={k} must lie in 1..{m} (config.prior.num_exemplars)")
+    # With the usual batch of 100 every image is encoded once between two builds; one of a million rows takes a minute.
+    config.retrieval.rebuild_steps = config.retrieval.rebuild_steps or max(500, num_train // 100)
     return config
 
 

@@ -13,17 +13,19 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from flax import linen as nn
+from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, UInt8
 
 from exvae import metrics, sharding
 from exvae.data.batches import map_batches
 from exvae.likelihood import make_scorer
-from exvae.models.encoding import encode, encode_means
+from exvae.models.encoding import encode, encode_split
 from exvae.objectives import Elbo, evaluation_elbo
 from exvae.priors import PRIORS
 from exvae.records import Memory, Records, fingerprint
 from exvae.step import LIKELIHOOD, TEST, stream
+from exvae.store import Store
 
 if TYPE_CHECKING:
     from exvae.run import Run
@@ -35,43 +37,87 @@ ACTIVE_VARIANCE = 0.01  # a latent is active if its mean varies more than this (
 class Evaluator(NamedTuple):
     """The compiled functions that evaluation consists of."""
 
-    batch: int  # images that `elbo_batch` is given
-    encode_all: Any  # (params, images) -> latent means
-    components: Any  # (params, latent means or None) -> what the prior is made of
+    mesh: Mesh
+    batch: int  # images that `elbo_batch` is given, split over the devices
+    encode_all: Any  # (params, store) -> latent means, split over the devices; rows beyond the images are padding
+    components: Any  # (params, latent means or None, number of exemplars) -> what the prior is made of
     elbo_batch: Any  # (params, key, images, components) -> Elbo
 
 
-def make_evaluator(config: Any, model: nn.Module) -> Evaluator:
-    batch = min(BATCH, 5 * model.block_rows)
+def make_evaluator(config: Any, model: nn.Module, mesh: Mesh) -> Evaluator:
+    batch = min(BATCH, 5 * model.block_rows)  # on each device
     exactly = jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
 
     @jax.jit
     @exactly
-    def encode_all(params: dict, images: UInt8[Array, "N H W C"]) -> Float[Array, "N D"]:
-        return encode_means(model, params, images, jnp.arange(len(images)), block=2 * batch)
-
-    @jax.jit
-    @exactly
-    def components(params: dict, means: Float[Array, "N D"] | None) -> Any:
-        return PRIORS[config.prior.name].components(model, params, means)
+    def components(params: dict, means: Float[Array, "R D"] | None, count: int) -> Any:
+        return PRIORS[config.prior.name].components(model, params, means, count)
 
     @jax.jit
     @exactly
     def elbo_batch(params: dict, key: Array, images: UInt8[Array, "B H W C"], components: Any) -> Elbo:
-        return evaluation_elbo(key, config, model, params, images, components)
+        return evaluation_elbo(key, config, model, mesh, params, images, components)
 
-    return Evaluator(batch, encode_all, components, elbo_batch)
+    return Evaluator(mesh, batch * mesh.size, make_encode_all(model, mesh, 2 * batch), components, elbo_batch)
+
+
+def make_encode_all(model: nn.Module, mesh: Mesh, block: int) -> Callable[[dict, Store], Float[Array, "R D"]]:
+    """The function (params, store) -> latent means of all images, in blocks of so many on each device.
+
+    Device d has rows d R / devices and on: it encodes these, and a process reads no other images.
+    """
+    exactly = jax.default_matmul_precision("highest")
+
+    @functools.partial(jax.jit, out_shardings=sharding.part(mesh))
+    @exactly
+    def encode_whole(params: dict, images: UInt8[Array, "N H W C"]) -> Float[Array, "R D"]:
+        rows = jnp.arange(sharding.round_up(len(images), mesh))
+        return encode_split(mesh, model, params, images, jnp.minimum(rows, len(images) - 1), block=block)
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding.part(mesh))
+    @exactly
+    def encode_block(table, start: int, params: dict, images: UInt8[Array, "b H W C"]) -> Float[Array, "R D"]:
+        write = lambda table, means, start: lax.dynamic_update_slice(table, means, (start, 0))  # noqa: E731
+        write = sharding.per_device(mesh, write, (sharding.PART, sharding.PART, sharding.WHOLE), sharding.PART)
+        return write(table, encode_split(mesh, model, params, images, None), start)
+
+    def encode_all(params: dict, store: Store) -> Float[Array, "R D"]:
+        if not store.on_host:
+            return encode_whole(params, store.whole)
+        num_rows = sharding.round_up(len(store), mesh)
+        per_device = num_rows // mesh.size
+        size = min(block, per_device)
+        first = np.arange(num_rows)[sharding.own_rows(mesh, num_rows)][::per_device, None]  # of each own device
+        table = sharding.zeros(mesh, (num_rows, model.latent_dim))
+        for start in range(0, per_device, size):
+            start = min(start, per_device - size)  # the last block reaches back
+            rows = first + start + np.arange(size)
+            images = store.take(np.minimum(rows, len(store) - 1).reshape(-1))
+            table = encode_block(table, start, params, images)
+        return table
+
+    return encode_all
 
 
 def mean_elbo(
-    evaluator: Evaluator, params: dict, key: Array, images: UInt8[np.ndarray, "n H W C"], means: Array | None
+    evaluator: Evaluator,
+    params: dict,
+    key: Array,
+    images: UInt8[np.ndarray, "n H W C"],
+    means: Array | None,
+    count: int,
 ) -> dict[str, float]:
-    """ELBO, reconstruction and KL with one sample an image, averaged over the images."""
-    components = evaluator.components(params, means)  # once: those of the VampPrior pass through the encoder
+    """ELBO, reconstruction and KL with one sample an image, averaged over the images.
+
+    Args:
+      means: of the `count` exemplars, or None; further rows are padding.
+    """
+    components = evaluator.components(params, means, count)  # once: those of the VampPrior pass through the encoder
     whole = map_batches(
         lambda start, batch: evaluator.elbo_batch(params, jax.random.fold_in(key, start), batch, components),
         images,
         evaluator.batch,
+        evaluator.mesh,
     )
     return {name: float(np.mean(value, dtype=np.float64)) for name, value in whole._asdict().items()}
 
@@ -87,7 +133,7 @@ def main(run: Run) -> None:
     epoch = run.step // (len(run.dataset.train) // run.config.train.batch_size)
     print(f"{workdir}: {run.config.model.architecture}, {run.config.prior.name} prior, best epoch {epoch}", flush=True)
     save = functools.partial(metrics.update_results, workdir, run.config, epoch)
-    values = evaluate(run, make_evaluator(run.config, run.model), save)
+    values = evaluate(run, make_evaluator(run.config, run.model, run.mesh), save)
     save(values)
     metrics.append_metrics(workdir, run.step, epoch, "test", values)
     print(f"{describe(values)}\nfigures  {workdir}/results.json")
@@ -115,19 +161,37 @@ def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dic
     """The figures of results.json's `test`. `save` is given the quick ones at once if the file is not there yet."""
     config, test = run.config, run.dataset.test
     means = exemplar_means(run)
-    values = mean_elbo(evaluator, run.params, stream(run.key, TEST), test.images, means)
-    values["exemplars"] = 0 if means is None else len(means)
-    values["active_units"] = active_units(encode(run.model, run.params, test.images).mean)
+    count = 0 if means is None else len(means)
+    values = mean_elbo(evaluator, run.params, stream(run.key, TEST), test.images, means, count)
+    values["exemplars"] = count
+    values["active_units"] = active_units(encode(run.mesh, run.model, run.params, test.images).mean)
     if not (run.workdir / "results.json").exists():
         save(values)
-    records = Records(run.workdir, settings_of(run))
+    records = open_records(run)
     try:
         values |= log_likelihood(run, records)
     finally:
         records.close()
     # results.json has the last evaluation; each kind has its own summary beside its records.
-    metrics.write_json(records.path.with_suffix(".json"), {"eval": config.eval.to_dict(), "test": values})
+    if sharding.is_main():
+        metrics.write_json(records.path.with_suffix(".json"), {"eval": config.eval.to_dict(), "test": values})
     return values
+
+
+FIGURES = ("log_likelihood", "excess", "loss", "candidates")  # of an image
+
+
+def open_records(run: Run) -> Records | Memory:
+    """What was scored so far. Only the main process has the file; the others are told what it holds."""
+    records = Records(run.workdir, settings_of(run)) if sharding.is_main() else Memory()
+    if jax.process_count() > 1:
+        nothing = dict.fromkeys(FIGURES, math.nan)
+        found = [records.get(image) or nothing for image in range(len(run.dataset.test))]
+        found = sharding.agree(np.array([[record[name] for name in FIGURES] for record in found], np.float32))
+        if not sharding.is_main():
+            known = np.flatnonzero(~np.isnan(found[:, 0])).tolist()
+            records.add([{"image": i, **dict(zip(FIGURES, found[i].tolist(), strict=True))} for i in known])
+    return records
 
 
 def exemplar_means(run: Run) -> Float[Array, "N D"] | None:
@@ -243,7 +307,7 @@ def _score(mesh: Mesh, score: Callable, images, order: list[int], candidates: in
     for start in range(0, len(order), mesh.size):
         index = np.array(order[start : start + mesh.size], np.int32)
         padded = np.resize(index, mesh.size)
-        scores = jax.device_get(score(*sharding.split_batch(mesh, (images[padded], padded))))
+        scores = sharding.fetch(score(*sharding.split(mesh, (images[padded], padded))))
         if not np.all(np.isfinite(scores.log_likelihood)):
             bad = padded[~np.isfinite(scores.log_likelihood)][0]
             raise FloatingPointError(f"the log-likelihood of image {bad} is not finite")

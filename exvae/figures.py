@@ -131,6 +131,20 @@ def save_lines(
     _finish(path, figure)
 
 
+def save_panels(path: Path, panels: dict[str, dict[str, tuple[Sequence[float], Sequence[float]]]], xlabel: str) -> None:
+    """Axes beside each other, x logarithmic, each with a title and a line (x, y) for each name."""
+    figure, axes = _axes(3 * len(panels), 2.6, columns=len(panels))
+    for one, (title, lines) in zip(axes, panels.items(), strict=True):
+        for name, (x, y) in lines.items():
+            one.plot(x, y, marker="o", markersize=3, label=name)
+        one.set_xscale("log")
+        one.set_ylim(bottom=0)
+        one.set_title(title, fontsize=9)
+        one.set_xlabel(xlabel)
+        one.legend(frameon=False, fontsize=8)
+    _finish(path, figure)
+
+
 def to_bytes(images: Float[np.ndarray, ...]) -> UInt8[np.ndarray, ...]:
     """0..1 to 0..255."""
     return np.rint(np.clip(images, 0.0, 1.0) * 255).astype(np.uint8)
@@ -151,11 +165,11 @@ def _save(path: Path, picture: Float[np.ndarray, "H W 3"], scale: int) -> None:
     picture.save(path, optimize=True)
 
 
-def _axes(width: float, height: float):
+def _axes(width: float, height: float, columns: int = 1):
     from matplotlib.figure import Figure  # without pyplot: no window, nothing global
 
     figure = Figure(figsize=(width, height), layout="tight")
-    return figure, figure.add_subplot()
+    return figure, figure.subplots(1, columns)
 
 
 def _finish(path: Path, figure) -> None:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from exvae import figures, generate, outputs
+from exvae import figures, generate, outputs, sharding
 from exvae.distributions import to_unit
 from exvae.errors import UserError
 from exvae.priors import PRIORS
@@ -35,7 +35,8 @@ def save_samples(key: Array, run: Run) -> None:
             rows, generate.PLATE, *run.model.image_shape
         )
         marked = None
-    figures.save_grid(run.workdir / "figures" / "samples.png", images, marked)
+    if sharding.is_main():
+        figures.save_grid(run.workdir / "figures" / "samples.png", images, marked)
 
 
 def _pool(run: Run) -> Int[np.ndarray, " s"] | None:

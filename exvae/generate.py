@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int, Real, UInt8
@@ -56,23 +57,23 @@ def _render(model: nn.Module, params: dict, latents: tuple[Float[Array, "B D"], 
 
 
 def block(run: Run) -> int:
-    """Images at a time: twice the codes whose activations stay in a CPU core's cache."""
-    return 2 * run.model.block_rows
+    """Images at a time: on each device twice the codes whose activations stay in a CPU core's cache."""
+    return 2 * run.model.block_rows * run.mesh.size
 
 
 def latents(run: Run, images: UInt8[np.ndarray, "n H W C"]) -> tuple[Float[np.ndarray, "n D"], ...]:
     """Posterior means of all latents, the top one first."""
-    return map_batches(lambda _, batch: _latents(run.model, run.params, batch), images, block(run))
+    return map_batches(lambda _, batch: _latents(run.model, run.params, batch), images, block(run), run.mesh)
 
 
 def render(run: Run, codes: tuple[Float[np.ndarray, "n D"], ...]) -> Float[np.ndarray, "n H W C"]:
     """Mean images of all latents."""
     widths = np.cumsum([part.shape[1] for part in codes])[:-1]
 
-    def render_batch(_: int, rows: np.ndarray) -> Array:
-        return _render(run.model, run.params, tuple(np.split(rows, widths, axis=1)))
+    def render_batch(_: int, rows: Array) -> Array:
+        return _render(run.model, run.params, tuple(jnp.split(rows, widths, axis=1)))
 
-    return map_batches(render_batch, np.concatenate(codes, axis=1), block(run))
+    return map_batches(render_batch, np.concatenate(codes, axis=1), block(run), run.mesh)
 
 
 def choose(exemplars: Split, index: Int[np.ndarray, " s"] | None, label: int | None) -> Int[np.ndarray, " s"]:
@@ -101,11 +102,11 @@ def around(
     """A new image for each one: z ~ r(z|x), or q(z|x) where the prior is not over exemplars; then p(x|z)."""
     prior = PRIORS[run.config.prior.name]
 
-    def draw_batch(start: int, x: np.ndarray) -> Array:
+    def draw_batch(start: int, x: Array) -> Array:
         x = to_unit(x) if x.dtype == np.uint8 else x
         return _around(jax.random.fold_in(key, start), run.model, prior, run.params, x, temperature, draw)
 
-    return map_batches(draw_batch, images, block(run))
+    return map_batches(draw_batch, images, block(run), run.mesh)
 
 
 class Samples(NamedTuple):

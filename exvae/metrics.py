@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,11 +14,14 @@ from typing import Any
 from tensorboardX import SummaryWriter
 
 from exvae import config as configs
+from exvae import sharding
 from exvae.errors import UserError
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write so that the file is either the old one or the new one, whole."""
+    """Write so that the file is either the old one or the new one, whole. Of several processes the main one does."""
+    if not sharding.is_main():
+        return
     temporary = path.with_suffix(path.suffix + ".tmp")
     temporary.write_text(json.dumps(value, indent=2) + "\n")
     os.replace(temporary, path)
@@ -27,7 +31,7 @@ def open_workdir(workdir: Path, config: dict) -> None:
     """Make the folder and write config.json, or check that the run in it is of this config."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / f".write-test-{os.getpid()}"
+        probe = workdir / f".write-test-{socket.gethostname()}-{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
@@ -55,11 +59,13 @@ def update_results(workdir: Path, config: Any, best_epoch: int, test: dict, seco
         "seconds": seconds,
     }
     write_json(path, results)
-    return json.loads(path.read_text())
+    return json.loads(json.dumps(results))
 
 
 def append_metrics(workdir: Path, step: int, epoch: int, split: str, values: dict) -> None:
     """One line at the end of metrics.jsonl, whatever else is being written there."""
+    if not sharding.is_main():
+        return
     with open(workdir / "metrics.jsonl", "a") as file:
         print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=file)
 
@@ -111,6 +117,16 @@ class MetricsWriter:
     def close(self) -> None:
         self._file.close()
         self._events.close()
+
+
+class NoWriter:
+    """Of the processes that leave it to the main one."""
+
+    def write(self, *_: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def _belongs(line: str, step: int) -> bool:

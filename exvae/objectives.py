@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, UInt8
 
 from exvae import models
@@ -29,21 +30,32 @@ def elbo_of(terms: Terms, log_pz: Float[Array, " B"]) -> Elbo:
     return Elbo(terms.log_px - kl, terms.log_px, kl)  # Eq. (5)
 
 
+def training_terms(key: Array, config: Any, model: nn.Module, params: dict, batch: Batch) -> tuple[Terms, dict]:
+    """What the networks say of a batch, its pixels drawn anew, and the new running statistics."""
+    key_x, key_z, key_dropout = jax.random.split(key, 3)
+    images = batch.own_images()
+    x = binarize(key_x, images) if config.model.likelihood == "bernoulli" else to_unit(images)
+    return models.training_terms(key_z, key_dropout, model, params, x)
+
+
 def training_elbo(
-    key: Array, config: Any, model: nn.Module, params: dict, batch: Batch, table: Float[Array, "N D"] | None
+    key: Array, config: Any, model: nn.Module, mesh: Mesh, params: dict, batch: Batch, table: Float[Array, "R D"] | None
 ) -> tuple[Elbo, list[Means], dict]:
     """ELBO of a batch under the training prior, the means for the table, and the new running statistics."""
-    key_x, key_z, key_draw, key_dropout = jax.random.split(key, 4)
-    images = batch.images[batch.index]
-    x = binarize(key_x, images) if config.model.likelihood == "bernoulli" else to_unit(images)
-    terms, statistics = models.training_terms(key_z, key_dropout, model, params, x)
+    terms, statistics = training_terms(key, config, model, params, batch)
     prior = PRIORS[config.prior.name]
-    log_pz, means = prior.training_log_prob(key_draw, config, model, params, batch, terms, table)
+    log_pz, means = prior.training_log_prob(config, model, mesh, params, batch, terms, table)
     return elbo_of(terms, log_pz), means, statistics
 
 
 def evaluation_elbo(
-    key: Array, config: Any, model: nn.Module, params: dict, images: UInt8[Array, "B H W C"], components: Any
+    key: Array,
+    config: Any,
+    model: nn.Module,
+    mesh: Mesh,
+    params: dict,
+    images: UInt8[Array, "B H W C"],
+    components: Any,
 ) -> Elbo:
     """ELBO of images (binary ones for a Bernoulli model), one sample each, under the whole prior.
 
@@ -51,4 +63,4 @@ def evaluation_elbo(
       components: those of the prior (`priors`).
     """
     terms = models.apply(model, params, key, to_unit(images), method="terms")
-    return elbo_of(terms, PRIORS[config.prior.name].log_prob(components, terms.z))
+    return elbo_of(terms, PRIORS[config.prior.name].log_prob(components, terms.z, mesh))

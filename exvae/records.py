@@ -36,6 +36,9 @@ class Memory:
     def add(self, records: list[dict]) -> None:
         self._records |= {record[self._key]: record for record in records}
 
+    def close(self) -> None:
+        pass
+
 
 class Records(Memory):
     """`<folder>/<checksum of settings>.jsonl` of a run: a line of settings, then a line per record.

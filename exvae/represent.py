@@ -34,7 +34,7 @@ GATHERED = 2**22  # latent means (times their dimensions) of neighbours in memor
 
 @functools.partial(jax.jit, static_argnames="k")
 def _nearest(queries: Float[Array, "B D"], table: Float[Array, "N D"], k: int) -> Int[Array, "B K"]:
-    return exact.nearest(queries, table, k, allowed=jnp.ones(len(table), bool), leave_out=None)
+    return exact.best_of(*exact.nearest_of(queries, table, jnp.arange(len(table)), k), k)
 
 
 @functools.partial(jax.jit, static_argnames="ks")
@@ -104,7 +104,7 @@ def explain(run: Run, images: UInt8[np.ndarray, "n H W C"], k: int) -> Explanati
         raise UserError(f"k={k} must lie in 1..{len(run.exemplars)} (the exemplars)")
     means = jnp.asarray(run.means)
     size = int(np.clip(GATHERED // (k * means.shape[1]), 1, BATCH))
-    z = encode(run.model, run.params, images).mean
+    z = encode(run.mesh, run.model, run.params, images).mean
     return map_batches(lambda _, batch: _explain(batch, means, run.params["prior"]["log_var"], k), z, size)
 
 
@@ -140,8 +140,8 @@ def main(run: Run, out: str = "") -> None:
     if max(explained) >= num_test:
         raise UserError(f"config.represent.explain: there is no test image {max(explained)}, only 0..{num_test - 1}")
     parts = vars(run.grey)
-    means = {name: encode(run.model, run.params, part.images).mean for name, part in parts.items()}
-    binary = encode(run.model, run.params, run.dataset.test.images).mean  # as --task=evaluate counts them
+    means = {name: encode(run.mesh, run.model, run.params, part.images).mean for name, part in parts.items()}
+    binary = encode(run.mesh, run.model, run.params, run.dataset.test.images).mean  # as --task=evaluate counts them
     results = {"active_units": active_units(binary), "latent_dim": run.model.latent_dim}
     print(f"active units {results['active_units']} of {results['latent_dim']}", flush=True)
 

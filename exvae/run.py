@@ -52,7 +52,7 @@ class Run:
     @functools.cached_property
     def means(self) -> Float[np.ndarray, "N D"]:
         """mu(x_n) of the exemplars."""
-        return encode(self.model, self.params, self.exemplars.images).mean
+        return encode(self.mesh, self.model, self.params, self.exemplars.images).mean
 
     @functools.cached_property
     def dataset(self) -> data.Dataset:
@@ -106,7 +106,7 @@ class Run:
 
     def encode(self, images: Images) -> Normal:
         """q(z|x) of the top latent: `.mean` is the representation, `.log_var` its uncertainty."""
-        return encode(self.model, self.params, self._bytes(images))
+        return encode(self.mesh, self.model, self.params, self._bytes(images))
 
     def reconstruct(self, images: Images) -> Pictures:
         """Mean images at the posterior means of all latents."""

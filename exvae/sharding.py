@@ -1,35 +1,151 @@
-"""The device mesh. Everything is jit over it; one device is a mesh of one."""
+"""The device mesh, and the processes behind it. Everything is jit over the mesh; one device is a mesh of one.
+
+Parameters are on every device. The batch, the exemplars of a step and the table of means are split along their first
+axis. A process hands over only the rows of its own devices.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Shaped
 
 from exvae.errors import UserError
 
+AXIS = "batch"
+WHOLE, PART = PartitionSpec(), PartitionSpec(AXIS)
+CONNECT_SECONDS = 120  # for all processes to come together
+HEARTBEAT_SECONDS = 60  # after so long without a sign of life a process counts as dead, and the others end
+
+
+def start_processes(coordinator: str, num_processes: int, process_id: int) -> None:
+    """Join the other processes of this run. What is not given (or -1) is asked of SLURM, the TPU pod or MPI."""
+    given = (bool(coordinator), num_processes >= 0, process_id >= 0)
+    if any(given) and not all(given):
+        raise UserError(
+            "--coordinator, --num_processes and --process_id go together; without them SLURM or a pod knows"
+        )
+    if all(given) and not 0 <= process_id < num_processes:
+        raise UserError(f"--process_id={process_id} must lie in 0..{num_processes - 1} (--num_processes)")
+    if all(given) and not coordinator.rpartition(":")[2].isdigit():
+        raise UserError(f"--coordinator={coordinator} must be HOST:PORT, the same for every process")
+    seconds = int(os.environ.get("EXVAE_CONNECT_SECONDS", CONNECT_SECONDS))
+    arguments = (coordinator, num_processes, process_id) if all(given) else (None, None, None)
+    try:
+        jax.distributed.initialize(
+            *arguments, initialization_timeout=seconds, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        if not all(given):
+            raise UserError(
+                f"--distributed finds no SLURM job, TPU pod or MPI here ({reason}); give --coordinator=HOST:PORT, "
+                "--num_processes and --process_id"
+            ) from error
+        raise UserError(
+            f"--distributed: process {process_id} of {num_processes} did not reach the others through "
+            f"--coordinator={coordinator} within {seconds} s; is process 0 running there, and the port open? ({reason})"
+        ) from error
+
+
+def is_main() -> bool:
+    """Whether this process is the one that prints and writes files; orbax writes from all of them."""
+    return jax.process_index() == 0
+
 
 def make_mesh(batch_size: int = 0) -> Mesh:
-    """All devices along one axis, over which the batch is split."""
-    mesh = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,))
+    """All devices of all processes along one axis."""
+    mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
     if batch_size % mesh.size:
         raise UserError(f"config.train.batch_size={batch_size} must be a multiple of the {mesh.size} devices")
     return mesh
 
 
+def whole(mesh: Mesh) -> NamedSharding:
+    """The sharding of what is on every device."""
+    return NamedSharding(mesh, WHOLE)
+
+
+def part(mesh: Mesh) -> NamedSharding:
+    """The sharding of what is split over the devices."""
+    return NamedSharding(mesh, PART)
+
+
 def replicate(mesh: Mesh, tree: Any) -> Any:
-    """A copy of every leaf on every device."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    """A copy of every leaf on every device; all processes must have the same."""
+    return _put(whole(mesh), tree)
+
+
+def split(mesh: Mesh, tree: Any) -> Any:
+    """The first axis of every leaf split over the devices; each process hands over its own rows of it."""
+    return _put(part(mesh), tree)
+
+
+def _put(sharding: NamedSharding, tree: Any) -> Any:
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+    # device_put would compare all processes' values first.
+    put = lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, lambda rows: leaf[rows])  # noqa: E731
+    return jax.tree.map(lambda leaf: put(np.asarray(fetch(leaf))), tree)
+
+
+def own_rows(mesh: Mesh, num_rows: int) -> slice:
+    """Which rows of a split axis are this process's. Its devices stand next to each other in the mesh."""
+    rows = [
+        index[0].indices(num_rows)[:2] for index in part(mesh).addressable_devices_indices_map((num_rows,)).values()
+    ]
+    return slice(min(start for start, _ in rows), max(stop for _, stop in rows))
+
+
+def join_rows(mesh: Mesh, rows: Shaped[np.ndarray, "n ..."], num_rows: int) -> jax.Array:
+    """An array of `num_rows` rows split over the devices, from each process's `own_rows` of it."""
+    return jax.make_array_from_process_local_data(part(mesh), rows, (num_rows, *rows.shape[1:]))
+
+
+def zeros(mesh: Mesh, shape: tuple[int, ...]) -> jax.Array:
+    """Split over the devices."""
+    return jax.jit(lambda: jnp.zeros(shape), out_shardings=part(mesh))()
+
+
+def resize(mesh: Mesh, table: jax.Array, num_rows: int) -> jax.Array:
+    """With rows of zeros at the end, or without some of them, and split over the devices."""
+    grow = lambda table: jnp.pad(table[:num_rows], ((0, max(0, num_rows - len(table))), (0, 0)))  # noqa: E731
+    return jax.jit(grow, out_shardings=part(mesh))(table)
+
+
+def round_up(number: int, mesh: Mesh) -> int:
+    """The next multiple of the number of devices."""
+    return -(-number // mesh.size) * mesh.size
+
+
+def fetch(tree: Any) -> Any:
+    """numpy arrays of the whole values, in every process."""
+
+    def get(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+            return multihost_utils.process_allgather(leaf, tiled=True)
+        return leaf
+
+    return jax.device_get(jax.tree.map(get, tree))
+
+
+def agree(value: Any) -> Any:
+    """What the main process says, in every process."""
+    return value if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(value)
 
 
 def over_images(mesh: Mesh, score: Callable) -> Callable:
     """score(params, components, key, images, index) on each device for its own part of images and index."""
-    whole, part = PartitionSpec(), PartitionSpec("batch")
-    return jax.shard_map(score, mesh=mesh, in_specs=(whole, whole, whole, part, part), out_specs=part, check_vma=False)
+    return per_device(mesh, score, (WHOLE, WHOLE, WHOLE, PART, PART), PART)
 
 
-def split_batch(mesh: Mesh, tree: Any) -> Any:
-    """The leading axis of every leaf split over the devices."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec("batch")))
+def per_device(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    """`function` on each device, for its part of the arguments that are split."""
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

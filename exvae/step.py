@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from flax import struct
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from exvae import models, objectives, optim
+from exvae import models, objectives, optim, sharding
 from exvae.priors import PRIORS
 from exvae.priors.types import Batch
 from exvae.retrieval import select
@@ -28,8 +29,11 @@ class TrainState:
     params: dict  # {"model": ..., "prior": ...}, and where there is batch norm "batch_stats": what it remembers
     opt_state: optax.OptState
     key: Array  # key data, never changes: what a stream draws at time t is fold_in(fold_in(key, stream), t)
-    table: Float[Array, "N D"] | None  # latent means of all exemplars, each as of when it was last encoded (RAT)
-    indexed: Float[Array, "N D"] | None  # the table as of the last build of the ScaNN index
+    # Latent means of all exemplars, each as of when it was last encoded (RAT). Rows are split over the devices: R is N
+    # rounded up to a multiple of their number.
+    table: Float[Array, "R D"] | None
+    # The table as of when the ScaNN index in use was begun, and the one that is being built.
+    indexed: tuple[Float[Array, "R D"], Float[Array, "R D"]] | None
     sums: dict[str, Float[Array, ""]]  # training figures of this epoch so far
     stopping: optim.EarlyStopping
 
@@ -75,21 +79,35 @@ def init_state(config: Any, model: nn.Module, optimizer: optax.GradientTransform
     )
 
 
-def make_train_step(config: Any, model: nn.Module, optimizer: optax.GradientTransformation, steps_per_epoch: int):
+def state_shardings(mesh: Mesh) -> TrainState:
+    """Tables are split over the devices, everything else is on each of them."""
+    whole, part = sharding.whole(mesh), sharding.part(mesh)
+    others = dict.fromkeys(TrainState.__dataclass_fields__, whole)
+    return TrainState(**{**others, "table": part, "indexed": part})
+
+
+def step_key(state: TrainState) -> Array:
+    """Of everything that the step after this state draws."""
+    return stream(jax.random.wrap_key_data(state.key), TRAIN, state.step)
+
+
+def make_train_step(
+    config: Any, model: nn.Module, mesh: Mesh, optimizer: optax.GradientTransformation, steps_per_epoch: int
+):
     """The compiled step: (state, batch) -> (state, mean ELBO). The old state's memory is reused.
 
     The ELBO is NaN where the loss or any gradient is not finite.
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
-        key = stream(jax.random.wrap_key_data(state.key), TRAIN, state.step)
+        key = step_key(state)
         beta = optim.kl_weight(state.step, steps_per_epoch, config.optim.kl_warmup_epochs)
 
         params = learned(state.params)
 
         def loss_fn(params):
             whole = {**state.params, **params}
-            elbo, exemplars, statistics = objectives.training_elbo(key, config, model, whole, batch, state.table)
+            elbo, exemplars, statistics = objectives.training_elbo(key, config, model, mesh, whole, batch, state.table)
             loss = -jnp.mean(elbo.reconstruction - beta * elbo.kl)
             return loss, (jax.tree.map(jnp.mean, elbo)._asdict(), exemplars, statistics)
 
@@ -97,7 +115,7 @@ def make_train_step(config: Any, model: nn.Module, optimizer: optax.GradientTran
         updates, opt_state = optimizer.update(grads, state.opt_state, params)
         table = state.table
         for part in exemplars if table is not None else ():
-            table = select.update(table, part.index, part.means)
+            table = select.update(mesh, table, part.index, part.means)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
         state = state.replace(
             step=state.step + 1,
@@ -108,4 +126,4 @@ def make_train_step(config: Any, model: nn.Module, optimizer: optax.GradientTran
         )
         return state, jnp.where(finite, means_of["elbo"], jnp.nan)
 
-    return jax.jit(train_step, donate_argnums=0)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings(mesh), sharding.whole(mesh)))

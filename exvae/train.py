@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jaxtyping import Array, UInt8
+from jaxtyping import Array, Float
 
 from exvae import config as configs
 from exvae import data, gallery, metrics, models, optim, sharding
@@ -23,12 +23,23 @@ from exvae.data.batches import epoch_order
 from exvae.errors import UserError
 from exvae.evaluate import Evaluator, evaluate, make_evaluator, mean_elbo
 from exvae.evaluate import describe as describe_figures
-from exvae.priors import PRIORS
-from exvae.priors.types import Batch
+from exvae.feed import Feeder, uses_exemplars, uses_scann, uses_table
 from exvae.records import fingerprint
 from exvae.retrieval import scann
 from exvae.run import Run
-from exvae.step import SAMPLES, STEPS_AHEAD, VALID, TrainState, init_state, make_train_step, stream
+from exvae.step import (
+    SAMPLES,
+    STEPS_AHEAD,
+    VALID,
+    TrainState,
+    init_state,
+    make_train_step,
+    state_shardings,
+    stream,
+)
+from exvae.store import Store
+
+AGREE_STEPS = 20  # several processes decide together every so many steps whether to save
 
 
 class Diverged(Exception):
@@ -43,7 +54,7 @@ class Setup(NamedTuple):
     grey: data.Dataset
     dataset: data.Dataset  # for a Bernoulli model with valid and test binarized
     exemplars: data.Split  # of the evaluation at the end
-    images: UInt8[Array, "N H W C"]  # training images on the devices
+    store: Store  # training images
     mesh: jax.sharding.Mesh
     model: nn.Module
     optimizer: optax.GradientTransformation
@@ -51,18 +62,6 @@ class Setup(NamedTuple):
     evaluator: Evaluator
     steps_per_epoch: int
     checksum: int  # of the training images
-
-
-def uses_exemplars(config: Any) -> bool:
-    return PRIORS[config.prior.name].USES_EXEMPLARS
-
-
-def uses_table(config: Any) -> bool:
-    return uses_exemplars(config) and config.retrieval.search != "none"
-
-
-def uses_scann(config: Any) -> bool:
-    return uses_exemplars(config) and config.retrieval.search == "scann"
 
 
 def prepare(config: Any, workdir: Path) -> Setup:
@@ -86,12 +85,12 @@ def prepare(config: Any, workdir: Path) -> Setup:
         grey=grey,
         dataset=dataset,
         exemplars=exemplars,
-        images=sharding.replicate(mesh, dataset.train.images),
+        store=Store(mesh, dataset.train.images, config.data.device_mib, config.data.memory_mib),
         mesh=mesh,
         model=model,
         optimizer=optimizer,
-        train_step=make_train_step(config, model, optimizer, steps_per_epoch),
-        evaluator=make_evaluator(config, model),
+        train_step=make_train_step(config, model, mesh, optimizer, steps_per_epoch),
+        evaluator=make_evaluator(config, model, mesh),
         steps_per_epoch=steps_per_epoch,
         checksum=fingerprint(dataset.train.images),
     )
@@ -118,6 +117,8 @@ def describe(setup: Setup) -> str:
             f", K={config.retrieval.num_neighbours}, {config.retrieval.search} search)" if uses_table(config) else ")"
         )
     devices = f"{setup.mesh.size} {jax.default_backend()} device{'s' if setup.mesh.size > 1 else ''}"
+    if jax.process_count() > 1:
+        devices += f" of {jax.process_count()} processes"
     data_text = f"{config.data.name} {' / '.join(map(str, sizes))} images of {height}x{width}x{channels}"
     return f"{data_text}, {config.model.architecture}, {prior}, {devices} -> {setup.workdir}"
 
@@ -125,11 +126,11 @@ def describe(setup: Setup) -> str:
 def train(config: Any, workdir: Path) -> dict:
     """Train to the end, or go on from the last checkpoint; evaluate the best parameters; return results.json."""
     setup = prepare(config, workdir)
-    print(describe(setup), flush=True)
+    print(f"{describe(setup)}\n{setup.store.describe()}", flush=True)
     checkpoints = Checkpoints(workdir)
     state, seconds = _start(setup, checkpoints)
     began = time.monotonic() - seconds
-    writer = metrics.MetricsWriter(workdir, int(state.step))
+    writer = metrics.MetricsWriter(workdir, int(state.step)) if sharding.is_main() else metrics.NoWriter()
     try:
         state = _loop(setup, state, checkpoints, writer, began)
         checkpoints.wait()
@@ -141,26 +142,40 @@ def train(config: Any, workdir: Path) -> dict:
 
 def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
     """The last saved state and the seconds spent on it, or a fresh state with its table filled (Algorithm 1)."""
+    config, mesh, num_train = setup.config, setup.mesh, len(setup.store)
     # One compilation instead of one for each tensor.
-    state = jax.jit(lambda: init_state(setup.config, setup.model, setup.optimizer))()
-    if uses_table(setup.config):
-        table = jnp.zeros((len(setup.images), setup.config.model.latent_dim))
-        state = state.replace(table=table, indexed=table if uses_scann(setup.config) else None)
-    state = sharding.replicate(setup.mesh, state)
-    restored = checkpoints.restore_latest(state)
+    init = lambda: init_state(config, setup.model, setup.optimizer)  # noqa: E731
+    state = jax.jit(init, out_shardings=state_shardings(mesh))()
+    restored = checkpoints.restore_latest(lambda meta: _with_tables(setup, state, meta.get("rows", num_train)))
     if restored is not None:
-        if restored[1]["images"] != setup.checksum:
+        state, meta = restored
+        if meta["images"] != setup.checksum:
             raise UserError(f"--workdir={setup.workdir} holds a run on other training images: choose another")
-        print(f"going on from step {int(restored[0].step)} in {setup.workdir}")
-        return restored[0], restored[1]["seconds"]
-    if uses_table(setup.config):
-        state = state.replace(table=setup.evaluator.encode_all(state.params, setup.images))
+        print(f"going on from step {int(state.step)} in {setup.workdir}")
+        resize = functools.partial(sharding.resize, mesh, num_rows=sharding.round_up(num_train, mesh))
+        tables = jax.tree.map(resize, (state.table, state.indexed))
+        return state.replace(table=tables[0], indexed=tables[1]), meta["seconds"]
+    if uses_table(config):
+        table = setup.evaluator.encode_all(state.params, setup.store)
+        indexed = (jnp.copy(table), jnp.copy(table)) if uses_scann(config) else None
+        state = state.replace(table=table, indexed=indexed)
     return state, 0.0
+
+
+def _with_tables(setup: Setup, state: TrainState, num_rows: int) -> TrainState:
+    """`state` with tables of so many rows: those of a checkpoint are rounded up to the devices that it was made on."""
+    if not uses_table(setup.config):
+        return state
+    fits = num_rows % setup.mesh.size == 0
+    place = sharding.part(setup.mesh) if fits else sharding.whole(setup.mesh)
+    table = jax.ShapeDtypeStruct((num_rows, setup.config.model.latent_dim), jnp.float32, sharding=place)
+    return state.replace(table=table, indexed=(table, table) if uses_scann(setup.config) else None)
 
 
 def _meta(setup: Setup, began: float) -> dict:
     """What a checkpoint says besides the state."""
-    return {"seconds": time.monotonic() - began, "images": setup.checksum}
+    rows = sharding.round_up(len(setup.store), setup.mesh)
+    return {"seconds": time.monotonic() - began, "images": setup.checksum, "rows": rows}
 
 
 def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, began: float) -> TrainState:
@@ -168,40 +183,60 @@ def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, beg
     config, per_epoch = setup.config, setup.steps_per_epoch
     progress = metrics.Progress(config.train.epochs * per_epoch, config.train.batch_size)
     first = int(state.step) // per_epoch
-    finder = None
-    if uses_scann(config):
-        m, k = config.prior.num_exemplars, config.retrieval.num_neighbours
-        finder = scann.Candidates(scann.num_candidates(k, m, len(setup.images)), config.retrieval.rebuild_steps)
+    indices = _start_indices(setup, state) if uses_scann(config) else None
+    feeder = Feeder(config, setup.model, setup.mesh, setup.store, indices)
     for epoch in range(first + 1, config.train.epochs + 1):
         if int(state.stopping.bad_epochs) >= config.train.patience:
             print(f"no better validation ELBO for {config.train.patience} epochs: stopped after epoch {epoch - 1}")
             break
-        state = _run_epoch(setup, state, epoch, checkpoints, progress, began, finder)
-        state = _end_epoch(setup, state, epoch, checkpoints, writer, progress)
+        state = _run_epoch(setup, state, epoch, checkpoints, progress, began, feeder, indices)
+        state = _end_epoch(setup, state, epoch, checkpoints, writer, progress, indices)
         checkpoints.save_latest(int(state.step), state, _meta(setup, began))
     return state
 
 
-def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progress, began, finder) -> TrainState:
+def _on_host(setup: Setup, table: Float[Array, "R D"]) -> Float[np.ndarray, "N D"]:
+    """A copy: the next step reuses the table's memory."""
+    return np.array(sharding.fetch(table)[: len(setup.store)])
+
+
+def _start_indices(setup: Setup, state: TrainState) -> scann.Indices:
+    config = setup.config
+    shape = scann.choose_shape(config, len(setup.store))
+    print(f"index of {shape.describe()}, rebuilt every {config.retrieval.rebuild_steps} steps", flush=True)
+    indices = scann.Indices(shape, config.retrieval.num_neighbours, config.retrieval.min_recall)
+    used, pending = (_on_host(setup, table) for table in state.indexed)
+    indices.start(used, None if int(state.step) <= config.retrieval.rebuild_steps else pending)
+    return indices
+
+
+def _swap_index(setup: Setup, state: TrainState, indices: scann.Indices) -> TrainState:
+    """The index that was being built comes into use, and one of the table as it is now is begun."""
+    snapshot = jnp.copy(state.table)
+    indices.swap(_on_host(setup, snapshot))
+    return state.replace(indexed=(state.indexed[1], snapshot))
+
+
+def _run_epoch(setup: Setup, state, epoch, checkpoints, progress, began, feeder, indices) -> TrainState:
     """The steps of an epoch that are still to be taken."""
     config = setup.config
-    order = epoch_order(config.seed, epoch, len(setup.images), config.train.batch_size)
+    order = epoch_order(config.seed, epoch, len(setup.store), config.train.batch_size)
     step = int(state.step)
     queue = collections.deque()
     saved = time.monotonic()
     progress.begin(step)
     for index in order[step % setup.steps_per_epoch :]:
-        if finder and finder.due(step):
-            state = state.replace(indexed=jnp.copy(state.table))
-        candidates = finder.find(step, state.indexed, index) if finder else None
-        batch = Batch(setup.images, *sharding.split_batch(setup.mesh, (index, candidates)))
-        state, elbo = setup.train_step(state, batch)
+        if indices and step and step % config.retrieval.rebuild_steps == 0:
+            state = _swap_index(setup, state, indices)
+        state, elbo = setup.train_step(state, feeder(state, step, index))
         step += 1
         queue.append((step, elbo))
         if len(queue) > STEPS_AHEAD:
             progress.show(step, epoch, check_finite(*queue.popleft()))
-        due = time.monotonic() - saved > 60 * config.train.checkpoint_minutes
-        if due and step % setup.steps_per_epoch:  # the epoch's last step is saved after its validation
+        # The epoch's last step is saved after its validation.
+        if step % setup.steps_per_epoch and _is_due(
+            step, time.monotonic() - saved > 60 * config.train.checkpoint_minutes
+        ):
             while queue:
                 check_finite(*queue.popleft())
             checkpoints.save_latest(step, state, _meta(setup, began))
@@ -209,6 +244,13 @@ def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progres
     while queue:
         check_finite(*queue.popleft())
     return state
+
+
+def _is_due(step: int, due: bool) -> bool:
+    """Whether to save now. Processes have clocks of their own: now and then they ask the main one's."""
+    if jax.process_count() == 1:
+        return due
+    return step % AGREE_STEPS == 0 and bool(sharding.agree(np.int32(due)))
 
 
 def check_finite(step: int, elbo: Array | float) -> float:
@@ -219,19 +261,19 @@ def check_finite(step: int, elbo: Array | float) -> float:
     return elbo
 
 
-def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer, progress) -> TrainState:
+def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer, progress, indices) -> TrainState:
     """Validate, keep the best parameters, log."""
     config, step = setup.config, int(state.step)
     rate = progress.rate(step)
     train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
-    means = setup.evaluator.encode_all(state.params, setup.images) if uses_exemplars(config) else None
+    means = setup.evaluator.encode_all(state.params, setup.store) if uses_exemplars(config) else None
     key = stream(jax.random.wrap_key_data(state.key), VALID, epoch)
-    valid = mean_elbo(setup.evaluator, state.params, key, setup.dataset.valid.images, means)
+    valid = mean_elbo(setup.evaluator, state.params, key, setup.dataset.valid.images, means, len(setup.store))
     check_finite(step, valid["elbo"])
     stopping = state.stopping.update(epoch, valid["elbo"], config.optim.kl_warmup_epochs)
     if int(stopping.best_epoch) == epoch:
         checkpoints.save_best(step, state.params, {"images": setup.checksum})
-    writer.write(step, epoch, "train", {**train_figures, **_extra(config, state), "images_per_second": rate})
+    writer.write(step, epoch, "train", {**train_figures, **_extra(config, state, indices), "images_per_second": rate})
     writer.write(step, epoch, "valid", valid)
     progress.epoch(
         f"epoch {epoch}  train elbo {train_figures['elbo']:.2f}  valid elbo {valid['elbo']:.2f}  "
@@ -245,10 +287,12 @@ def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer,
     )
 
 
-def _extra(config: Any, state: TrainState) -> dict[str, float]:
+def _extra(config: Any, state: TrainState, indices: scann.Indices | None) -> dict[str, float]:
+    """More of what training has come to: sigma, and how many neighbours the ScaNN index finds."""
     if not uses_exemplars(config):
         return {}
-    return {"sigma": float(jnp.exp(0.5 * state.params["prior"]["log_var"]))}
+    sigma = float(jnp.exp(0.5 * state.params["prior"]["log_var"]))
+    return {"sigma": sigma} | ({"recall": indices.recall} if indices else {})
 
 
 def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, seconds: float) -> dict:

@@ -33,7 +33,7 @@ def save(workdir, *steps: int) -> None:
 def test_latest_is_restored_with_its_meta_and_two_are_kept(tmp_path):
     save(tmp_path, 1, 2, 3)
     checkpoints = Checkpoints(tmp_path)
-    state, meta = checkpoints.restore_latest(tree(0))
+    state, meta = checkpoints.restore_latest(lambda meta: tree(0))
     np.testing.assert_array_equal(state["a"], np.full((3, 4), 3.0))
     assert (int(state["step"]), state["none"], meta) == (3, None, {"seconds": 1.5})
     assert sorted(path.name for path in (tmp_path / "checkpoints" / "latest").iterdir()) == ["2", "3"]
@@ -55,7 +55,7 @@ def test_best_is_the_last_one_saved(tmp_path):
 
 def test_fresh_folder_has_nothing_to_restore(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.restore_latest(tree(0)) is None
+    assert checkpoints.restore_latest(lambda meta: tree(0)) is None
     checkpoints.close()
 
 
@@ -63,13 +63,13 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_restored(tmp_path, c
     save(tmp_path, 1, 2)
     damage(tmp_path / "checkpoints" / "latest" / "2")
     checkpoints = Checkpoints(tmp_path)
-    state, _ = checkpoints.restore_latest(tree(0))
+    state, _ = checkpoints.restore_latest(lambda meta: tree(0))
     assert int(state["step"]) == 1
     assert "step 2 is damaged" in capsys.readouterr().out
     assert list((tmp_path / "checkpoints").glob("damaged-latest-2-*"))
     checkpoints.save_latest(2, tree(2), {})  # the step can be saved again
     checkpoints.wait()
-    assert int(checkpoints.restore_latest(tree(0))[0]["step"]) == 2
+    assert int(checkpoints.restore_latest(lambda meta: tree(0))[0]["step"]) == 2
     checkpoints.close()
 
 
@@ -78,7 +78,7 @@ def test_nothing_readable_is_a_user_error(tmp_path):
     damage(tmp_path / "checkpoints" / "latest" / "1")
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(UserError, match="no readable checkpoint"):
-        checkpoints.restore_latest(tree(0))
+        checkpoints.restore_latest(lambda meta: tree(0))
     assert (tmp_path / "checkpoints" / "latest" / "1").exists()  # the fault may be ours: nothing is moved
     checkpoints.close()
 
@@ -90,7 +90,7 @@ def test_saved_state_is_a_copy(tmp_path):
     checkpoints.save_latest(1, state, {})
     state["a"].delete()
     checkpoints.wait()
-    restored, _ = checkpoints.restore_latest({"a": jnp.zeros(1_000_000)})
+    restored, _ = checkpoints.restore_latest(lambda meta: {"a": jnp.zeros(1_000_000)})
     np.testing.assert_array_equal(restored["a"], np.arange(1_000_000.0))
     checkpoints.close()
 
@@ -101,5 +101,5 @@ def test_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(OSError, match=r"disk full: 1.0 MiB left"):
         checkpoints.save_latest(2, tree(2), {})
-    assert int(checkpoints.restore_latest(tree(0))[0]["step"]) == 1
+    assert int(checkpoints.restore_latest(lambda meta: tree(0))[0]["step"]) == 1
     checkpoints.close()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from exvae import evaluate, models
+from exvae import evaluate, models, sharding
 from exvae.config import get_config
+from exvae.store import Store
 
 SHAPE, DIM = (3, 4, 1), 2
 
@@ -21,7 +22,7 @@ def setup():
     shapes = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
     network = jax.tree.map(lambda s: rng.normal(scale=s.shape[0] ** -0.5, size=s.shape).astype(np.float32), shapes)
     params = {"model": network, "prior": {"log_var": np.float32(-0.3)}}
-    return model, params, evaluate.make_evaluator(config, model), rng
+    return model, params, evaluate.make_evaluator(config, model, sharding.make_mesh()), rng
 
 
 def binary(rng, n):
@@ -33,7 +34,7 @@ def test_mean_elbo_equals_a_loop_over_images(setup):
     evaluator = evaluator._replace(batch=4)
     images, means = binary(rng, 10), rng.normal(size=(7, DIM)).astype(np.float32)
     key = jax.random.key(3)
-    got = evaluate.mean_elbo(evaluator, params, key, images, means)
+    got = evaluate.mean_elbo(evaluator, params, key, images, means, 7)
 
     @jax.jit
     def outputs(key, x):
@@ -64,9 +65,9 @@ def test_mean_elbo_does_not_see_the_padding(setup):
     evaluator = evaluator._replace(batch=4)
     images, means = binary(rng, 6), rng.normal(size=(7, DIM)).astype(np.float32)
     key = jax.random.key(4)
-    got = evaluate.mean_elbo(evaluator, params, key, images, means)
+    got = evaluate.mean_elbo(evaluator, params, key, images, means, 7)
     filled = np.concatenate([images, binary(rng, 2)])  # other images where the padding is
-    mixture = evaluator.components(params, means)
+    mixture = evaluator.components(params, means, 7)
     parts = [
         np.asarray(
             evaluator.elbo_batch(params, jax.random.fold_in(key, start), filled[start : start + 4], mixture).elbo
@@ -86,16 +87,28 @@ def test_mean_elbo_compiles_once_for_all_batches(setup):
         return evaluator.elbo_batch(params, key, images[:4], components)._replace(elbo=np.zeros(5))
 
     counted = evaluator._replace(elbo_batch=elbo_batch)
-    evaluate.mean_elbo(counted, params, jax.random.key(0), binary(rng, 12), rng.normal(size=(7, DIM)).astype("f"))
+    evaluate.mean_elbo(counted, params, jax.random.key(0), binary(rng, 12), rng.normal(size=(7, DIM)).astype("f"), 7)
     assert shapes == [(5, *SHAPE)] * 3
 
 
-def test_encode_all_gives_means_of_images_in_order(setup):
+def test_mean_elbo_does_not_see_rows_beyond_the_exemplars(setup):
+    _, params, evaluator, rng = setup
+    images, means = binary(rng, 6), rng.normal(size=(7, DIM)).astype(np.float32)
+    longer = np.concatenate([means, np.zeros((2, DIM), np.float32)])
+    got, want = (evaluate.mean_elbo(evaluator, params, jax.random.key(5), images, m, 7) for m in (longer, means))
+    assert got == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_encode_all_gives_means_of_images_in_order(setup, on_host):
     model, params, evaluator, rng = setup
     images = rng.integers(0, 256, (9, *SHAPE), dtype=np.uint8)
     x = images.astype(np.float32) / 255
     want = model.apply({"params": params["model"]}, x, method="encode").mean
-    np.testing.assert_allclose(evaluator.encode_all(params, images), want, rtol=1e-5, atol=1e-6)
+    store = Store(evaluator.mesh, images, device_mib=1e-6 if on_host else 1, memory_mib=1)
+    assert store.on_host == on_host
+    encode_all = evaluate.make_encode_all(model, evaluator.mesh, block=4)
+    np.testing.assert_allclose(encode_all(params, store), want, rtol=1e-5, atol=1e-6)
 
 
 def test_active_units_counts_latents_whose_mean_varies():

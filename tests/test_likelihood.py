@@ -124,7 +124,7 @@ def test_iwae_with_one_sample_is_an_elbo_sample(architecture):
         key_samples = jax.random.split(jax.random.fold_in(key, image))[0]
         key_block = jax.random.split(key_samples, 1)[0]
         mixture = exemplar.components(case.model, case.params, jnp.asarray(case.means))
-        elbo = evaluation_elbo(key_block, case.config, case.model, case.params, case.images[image][None], mixture)
+        elbo = evaluation_elbo(key_block, case.config, case.model, None, case.params, case.images[image][None], mixture)
         assert case.score(key, image).log_likelihood == pytest.approx(float(elbo.elbo[0]), abs=1e-4)
 
 

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 from scipy import special
 
-from exvae import models, objectives
+from exvae import models, objectives, sharding
 from exvae.config import get_config
 from exvae.distributions import binarize, to_unit
 from exvae.priors import PRIORS, exemplar, gaussian, vamp
 from exvae.priors.types import Batch
+from exvae.retrieval import select
 from exvae.retrieval.draw import draw_exemplars
 
 SHAPE, DIM = (3, 3, 1), 2
 N, M, B, C = 24, 10, 6, 18
 NEIGHBOURS = (1, 3, M)
+MESH = sharding.make_mesh()
 QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
 
 
@@ -52,6 +54,10 @@ def all_configs():
 CONFIGS = all_configs()
 
 
+def draw_of(key, m):
+    return draw_exemplars(np.asarray(jax.random.key_data(key)), 0, N, m)
+
+
 class World:
     """A small model, a training set with equal images in it, and a table of means that is out of date."""
 
@@ -79,9 +85,9 @@ class World:
     def _training(self):
         """Every way of training in one compilation: same key and parameters give the same draw and the same z."""
 
-        def run(key, batch, table):
+        def run(key, batches, table):
             return {
-                name: objectives.training_elbo(key, config, self.model, self.params, batch, table)[:2]
+                name: objectives.training_elbo(key, config, self.model, MESH, self.params, batches[name], table)[:2]
                 for name, config in CONFIGS.items()
             }
 
@@ -90,14 +96,25 @@ class World:
     def train(self, key, index, *, table=None, candidates=None):
         """{name: (Elbo, means)} for every setting of CONFIGS."""
         candidates = np.zeros((B, C), np.int32) if candidates is None else candidates
-        batch = Batch(self.images, jnp.asarray(index), jnp.asarray(candidates))
-        return jax.device_get(self._training(key, batch, self.table if table is None else jnp.asarray(table)))
+        batches = {name: self.batch(key, config, index, candidates) for name, config in CONFIGS.items()}
+        return jax.device_get(self._training(key, batches, self.table if table is None else jnp.asarray(table)))
+
+    def batch(self, key, config, index, candidates=None):
+        """What the host hands over to a step."""
+        draw = draw_of(key, config.prior.num_exemplars)
+        slots = None
+        if config.retrieval.search == "none":
+            slots = draw.members()
+        elif config.retrieval.search == "scann":
+            leave_out = index if config.prior.leave_one_out else None
+            slots = select.cut(candidates, config.retrieval.num_neighbours, draw=draw, leave_out=leave_out).reshape(-1)
+        return Batch(jnp.asarray(index), draw, slots, store=self.images)
 
     def sample(self, key, index, m):
         """z, log q(z|x) - log p(x|z), mu(x) and the drawn set, from the outputs of encode and logits."""
         outputs = self._outputs(key, jnp.asarray(index))
-        x, z, mean, log_var, logits, drawn = (np.asarray(a, np.float64) for a in outputs)
-        drawn = drawn if m == M else np.ones(N)
+        x, z, mean, log_var, logits = (np.asarray(a, np.float64) for a in outputs)
+        drawn = draw_of(key, m).contains(np.arange(N))
         log_q = -0.5 * (np.log(2 * np.pi) + log_var + (z - mean) ** 2 / np.exp(log_var)).sum(-1)
         signs = np.where(x == 1, 1.0, -1.0).reshape(len(x), -1)
         log_px = special.log_expit(signs * logits.reshape(len(x), -1)).sum(-1)
@@ -106,11 +123,11 @@ class World:
     @functools.cached_property
     def _outputs(self):
         def outputs(key, index):
-            key_x, key_z, key_draw = jax.random.split(key, 3)
+            key_x, key_z, _ = jax.random.split(key, 3)
             x = binarize(key_x, self.images[index])
             q = self.apply(x, method="encode")
             z = q.mean + jnp.exp(0.5 * q.log_var) * jax.random.normal(key_z, q.mean.shape)
-            return x, z, q.mean, q.log_var, self.apply(z, method="logits"), draw_exemplars(key_draw, N, M)
+            return x, z, q.mean, q.log_var, self.apply(z, method="logits")
 
         return jax.jit(outputs, compiler_options=QUICKLY)
 
@@ -286,15 +303,15 @@ def test_gradient_flows_through_exemplar_means_and_sigma(world):
         log_q = jnp.sum(-0.5 * jnp.log(2 * jnp.pi) - 0.5 * q.log_var - 0.5 * (z - q.mean) ** 2 / jnp.exp(q.log_var), 1)
         return jnp.sum(log_px + log_pz - log_q)
 
-    def objective(params, config):
-        batch = Batch(world.images, jnp.asarray(index), None)
-        return objectives.training_elbo(key, config, world.model, params, batch, world.table)[0].elbo.sum()
+    def objective(params, config, batch):
+        return objectives.training_elbo(key, config, world.model, MESH, params, batch, world.table)[0].elbo.sum()
 
     # All exemplars, and neighbours with K = M: the same value by two roads.
     configs = make_config(), make_config(search="exact", k=M, scored="own")
+    roads = [(config, world.batch(key, config, index)) for config in configs]
 
     def run(params):
-        both = [jax.value_and_grad(objective)(params, config) for config in configs]
+        both = [jax.value_and_grad(objective)(params, *road) for road in roads]
         return both, jax.value_and_grad(dense)(params), jax.grad(lambda p: dense(p, stop=True))(params)
 
     run = jax.jit(run, compiler_options=QUICKLY)
@@ -356,7 +373,9 @@ def test_elbo_is_below_the_log_likelihood(world, prior):
     means = jnp.asarray(world.means, jnp.float32) if prior == "exemplar" else None
     parts = PRIORS[prior].components(world.model, world.params, means)
     run = jax.jit(
-        jax.vmap(lambda key: objectives.evaluation_elbo(key, config, world.model, world.params, images, parts).elbo)
+        jax.vmap(
+            lambda key: objectives.evaluation_elbo(key, config, world.model, None, world.params, images, parts).elbo
+        )
     )
     drawn = np.asarray(run(jax.random.split(jax.random.key(7), samples)), np.float64)  # (samples, images)
     for b in range(num_images):

@@ -25,12 +25,8 @@ ROOT = Path(__file__).parents[1]
 def final_state(config, workdir: Path) -> dict:
     """Every array of the last checkpoint, by its path."""
     setup = train.prepare(config, workdir)
-    like = step.init_state(setup.config, setup.model, setup.optimizer)
-    if train.uses_table(setup.config):
-        table = jnp.zeros((len(setup.images), setup.model.latent_dim))
-        like = like.replace(table=table, indexed=table if train.uses_scann(setup.config) else None)
     checkpoints = Checkpoints(workdir)
-    state, _ = checkpoints.restore_latest(like)
+    state, _ = train._start(setup, checkpoints)
     checkpoints.close()
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
 
@@ -182,6 +178,7 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tiny_config, tmp_p
     monkeypatch.setattr(train, "_start", poisoned)
     with pytest.raises(train.Diverged, match="step 9"):
         train.train(tiny_config, tmp_path)
+    monkeypatch.setattr(train, "_start", start)
     after = final_state(tiny_config, tmp_path)
     assert after[".step"] == 8
     for name in good:
@@ -214,12 +211,13 @@ def test_table_rows_change_only_where_images_were_encoded(tiny_config, tmp_path)
     checkpoints = Checkpoints(tmp_path)
     state, _ = train._start(setup, checkpoints)
     checkpoints.close()
-    means = np.asarray(setup.evaluator.encode_all(state.params, setup.images))
+    means = np.asarray(setup.evaluator.encode_all(state.params, setup.store))
     np.testing.assert_array_equal(state.table, means)  # filled before the first step
     before = means + 1.0
     state = state.replace(table=jnp.asarray(before))
     index = np.arange(40, dtype=np.int32)
-    state, _ = setup.train_step(state, train.Batch(setup.images, index, None))
+    feeder = train.Feeder(setup.config, setup.model, setup.mesh, setup.store, None)
+    state, _ = setup.train_step(state, feeder(state, 0, index))
     after = np.asarray(state.table)
     changed = np.flatnonzero((after != before).any(-1))
     assert set(index) <= set(changed)

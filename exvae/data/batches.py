@@ -7,7 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Int, Shaped
+
+from exvae import sharding
 
 
 def epoch_order(seed: int, epoch: int, num_train: int, batch_size: int) -> Int[np.ndarray, "T B"]:
@@ -16,15 +19,29 @@ def epoch_order(seed: int, epoch: int, num_train: int, batch_size: int) -> Int[n
     return order[: num_train // batch_size * batch_size].reshape(-1, batch_size)
 
 
-def padded_batches(images: Shaped[np.ndarray, "n ..."], size: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Batches and where they start; the last one is filled up, so that there is one shape and one compilation."""
-    size = min(size, len(images))
+def padded_batches(
+    images: Shaped[np.ndarray, "n ..."], size: int, multiple: int = 1
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Batches and where they start; the last one is filled up, so that there is one shape and one compilation.
+
+    Args:
+      multiple: the size of a batch is rounded up to a multiple of it.
+    """
+    size = -(-min(size, len(images)) // multiple) * multiple
     for start in range(0, len(images), size):
         batch = images[start : start + size]
         yield start, np.pad(batch, [(0, size - len(batch))] + [(0, 0)] * (images.ndim - 1))
 
 
-def map_batches(function: Callable[[int, np.ndarray], Any], images: Shaped[np.ndarray, "n ..."], size: int) -> Any:
-    """function(start, batch) of every batch, joined on the host: only one batch at a time is on the devices."""
-    parts = [jax.device_get(function(start, batch)) for start, batch in padded_batches(images, size)]
+def map_batches(
+    function: Callable[[int, Any], Any], images: Shaped[np.ndarray, "n ..."], size: int, mesh: Mesh | None = None
+) -> Any:
+    """function(start, batch) of every batch, joined on the host: only one batch at a time is on the devices.
+
+    Args:
+      mesh: batches are split over its devices; None: they are given as they are.
+    """
+    parts = []
+    for start, batch in padded_batches(images, size, 1 if mesh is None else mesh.size):
+        parts.append(sharding.fetch(function(start, batch if mesh is None else sharding.split(mesh, batch))))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(images)], *parts)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, UInt8
 
-from exvae import models
+from exvae import models, sharding
 from exvae.data.batches import map_batches
 from exvae.distributions import Normal, to_unit
 
@@ -55,6 +57,28 @@ def encode_means(
     return jnp.concatenate(parts)[: len(index)]
 
 
+def encode_split(
+    mesh: Mesh,
+    model: nn.Module,
+    params: dict,
+    images: UInt8[Array, "_ H W C"],
+    index: Int[Array, " U"] | None,
+    **options: Any,
+) -> Float[Array, "U D"]:
+    """`encode_means` with the exemplars split over the devices. U must be a multiple of their number.
+
+    Args:
+      images: those that `index` chooses from, on every device; where it is None the U images themselves, split.
+    """
+    whole, part = sharding.WHOLE, sharding.PART
+
+    def local(params, images, index):
+        return encode_means(model, params, images, jnp.arange(len(images)) if index is None else index, **options)
+
+    in_specs = (whole, part if index is None else whole, part)
+    return sharding.per_device(mesh, local, in_specs, part)(params, images, index)
+
+
 def _bytes_per_image(block_fn: Callable, params: dict) -> int:
     """What the backward pass keeps of one image: two images' worth less one image's, so that weights cancel."""
 
@@ -73,6 +97,7 @@ def posterior(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -
     return models.apply(model, params, to_unit(images), method="encode")
 
 
-def encode(model: nn.Module, params: dict, images: UInt8[np.ndarray, "n H W C"]) -> Normal:
+def encode(mesh: Mesh, model: nn.Module, params: dict, images: UInt8[np.ndarray, "n H W C"]) -> Normal:
     """q(z|x) of any number of images, streamed from the host."""
-    return map_batches(lambda _, batch: posterior(model, params, batch), images, 2 * model.block_rows)
+    size = 2 * model.block_rows * mesh.size
+    return map_batches(lambda _, batch: posterior(model, params, batch), images, size, mesh)

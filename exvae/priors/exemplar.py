@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from exvae.distributions import Normal
 from exvae.models import Terms
-from exvae.models.encoding import encode_means
+from exvae.models.encoding import encode_split
 from exvae.priors.parzen import exemplar_log_prob
 from exvae.priors.types import Batch, Means
-from exvae.retrieval import exact, select
-from exvae.retrieval.draw import draw_exemplars
+from exvae.retrieval import NOBODY, exact, select
 
 USES_EXEMPLARS = True
 
@@ -26,8 +26,17 @@ def init(key: Array, config: Any, image_shape: tuple[int, int, int]) -> dict:
     return {"log_var": jax.random.normal(key, ())}
 
 
+def find_slots(
+    config: Any, mesh: Mesh, batch: Batch, queries: Float[Array, "B D"], table: Float[Array, "R D"]
+) -> Int[Array, " U"]:
+    """search = exact: the K nearest in the table of means, one slot for each of each image's."""
+    leave_out = batch.index if config.prior.leave_one_out else None
+    k = config.retrieval.num_neighbours
+    return exact.nearest(mesh, queries, table, k, draw=batch.draw, leave_out=leave_out).reshape(-1)
+
+
 def training_log_prob(
-    key: Array, config: Any, model: nn.Module, params: dict, batch: Batch, terms: Terms, table: Array | None
+    config: Any, model: nn.Module, mesh: Mesh, params: dict, batch: Batch, terms: Terms, table: Array | None
 ) -> tuple[Float[Array, " B"], list[Means]]:
     """Eq. (10), (11) or (12): all drawn exemplars, or the union of the batch's K nearest among them.
 
@@ -36,34 +45,28 @@ def training_log_prob(
     Differs from the paper: one draw of M serves the whole batch (as in the authors' code), instead of a draw from the
     other N - 1 for each image; an image that is in the draw itself sees, and divides by, the M - 1 others.
     """
-    num_train, num_exemplars = len(batch.images), config.prior.num_exemplars
-    leave_out = batch.index if config.prior.leave_one_out else None  # O1, Eq. (10)
-    drawn = draw_exemplars(key, num_train, num_exemplars)  # O2, Eq. (11)
-    neighbours = None
-    if config.retrieval.search == "none":
-        index = jnp.nonzero(drawn, size=num_exemplars)[0]
-    else:
-        k = config.retrieval.num_neighbours
-        if config.retrieval.search == "exact":
-            queries = jax.lax.stop_gradient(terms.q.mean)
-            nearest = exact.nearest(queries, table, k, allowed=drawn, leave_out=leave_out, num_allowed=num_exemplars)
-        else:
-            nearest = select.cut(batch.candidates, k, allowed=drawn, leave_out=leave_out)
-        index = select.union(nearest)  # O3, Eq. (12), with Eq. (9) for why it is a bound
-        neighbours = nearest if config.retrieval.scored == "own" else None
-    means = encode_means(model, params, batch.images, index, activation_bytes=config.prior.activation_mib * 2**20)
+    draw, slots, neighbours = batch.draw, batch.slots, None  # O2, Eq. (11)
+    if slots is None:
+        slots = find_slots(config, mesh, batch, jax.lax.stop_gradient(terms.q.mean), table)
+    if config.retrieval.search != "none":
+        if config.retrieval.scored == "own":
+            neighbours = slots.reshape(len(batch.index), -1)
+        slots = select.each_once(slots)  # O3, Eq. (12), with Eq. (9) for why it is a bound
+    activation_bytes = config.prior.activation_mib * 2**20
+    means = encode_split(mesh, model, params, *batch.exemplars(slots), activation_bytes=activation_bytes)
     log_pz = exemplar_log_prob(
         terms.z,
         means,
         params["prior"]["log_var"],
-        count=num_exemplars - (drawn[batch.index] if config.prior.leave_one_out else 0.0),
-        exemplar_index=index,
-        leave_out=leave_out,
+        count=draw.num_exemplars - (draw.contains(batch.index) if config.prior.leave_one_out else 0.0),
+        exemplar_index=slots,
+        leave_out=batch.index if config.prior.leave_one_out else None,  # O1, Eq. (10)
         neighbours=neighbours,
+        mesh=mesh,
     )
     # Algorithm 1: the batch's own means (of images as they come: binarized, with the batch's statistics), then the
     # exemplars', which may name the same rows. The table only serves the search.
-    return log_pz, [Means(batch.index, terms.q.mean), Means(index, means)]
+    return log_pz, [Means(batch.index, terms.q.mean), Means(slots, means)]
 
 
 class Components(NamedTuple):
@@ -82,14 +85,17 @@ class Components(NamedTuple):
         return self._replace(means=self.means - origin)
 
 
-def components(model: nn.Module, params: dict, means: Float[Array, "N D"]) -> Components:
+def components(model: nn.Module, params: dict, means: Float[Array, "N D"], count: int | None = None) -> Components:
+    """The whole mixture; rows of `means` from the `count`th on are padding."""
     del model
-    return Components(means, params["prior"]["log_var"], len(means))
+    return Components(means, params["prior"]["log_var"], len(means) if count is None else count)
 
 
-def log_prob(mixture: Components, z: Float[Array, "B D"]) -> Float[Array, " B"]:
-    """Eq. (8) over all of the means, with no regularizer."""
-    return exemplar_log_prob(z, mixture.means, mixture.log_var, count=mixture.count)
+def log_prob(mixture: Components, z: Float[Array, "B D"], mesh: Mesh | None = None) -> Float[Array, " B"]:
+    """Eq. (8) over all of the means, with no regularizer; over a mesh each device takes a part of them."""
+    row = jnp.arange(len(mixture.means))
+    index = jnp.where(row < mixture.count, row, NOBODY)
+    return exemplar_log_prob(z, mixture.means, mixture.log_var, count=mixture.count, exemplar_index=index, mesh=mesh)
 
 
 def transition(params: dict, q: Normal) -> Normal:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from exvae.distributions import Normal, log_normal
@@ -27,18 +28,18 @@ def init(key: Array, config: Any, image_shape: tuple[int, int, int]) -> dict:
 
 
 def training_log_prob(
-    key: Array, config: Any, model: nn.Module, params: dict, batch: Batch, terms: Terms, table: Array | None
+    config: Any, model: nn.Module, mesh: Mesh, params: dict, batch: Batch, terms: Terms, table: Array | None
 ) -> tuple[Float[Array, " B"], list[Means]]:
-    del key, config, model, params, batch, table
+    del config, model, mesh, params, batch, table
     return gaussian_log_prob(terms.z), []
 
 
-def components(model: nn.Module, params: dict, means: Array | None) -> None:
-    del model, params, means
+def components(model: nn.Module, params: dict, means: Array | None, count: int | None = None) -> None:
+    del model, params, means, count
 
 
-def log_prob(nothing: None, z: Float[Array, "B D"]) -> Float[Array, " B"]:
-    del nothing
+def log_prob(nothing: None, z: Float[Array, "B D"], mesh: Mesh | None = None) -> Float[Array, " B"]:
+    del nothing, mesh
     return gaussian_log_prob(z)
 
 

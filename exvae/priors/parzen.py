@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from exvae import sharding
 from exvae.distributions import LOG_2PI
 from exvae.retrieval import NOBODY
 
@@ -26,6 +30,7 @@ def exemplar_log_prob(
     exemplar_index: Int[Array, " U"] | None = None,
     leave_out: Int[Array, " B"] | None = None,
     neighbours: Int[Array, "B K"] | None = None,
+    mesh: Mesh | None = None,
 ) -> Float[Array, " B"]:
     """log 1/M sum_j N(z | mu_j, sigma^2 I), Eq. (8), over the exemplars j that z may see.
 
@@ -41,13 +46,18 @@ def exemplar_log_prob(
       exemplar_index: number of each exemplar in the training set, or NOBODY for a slot to be skipped.
       leave_out: number of the image behind each row of z: that exemplar is skipped (O1).
       neighbours: exemplar numbers that each row may see at all; None: every one.
+      mesh: its devices each take a part of the exemplars; None: this device takes them all.
     """
     batch, dim = z.shape
     if exemplar_index is None:
         exemplar_index = jnp.arange(means.shape[0])
     if leave_out is None:
         leave_out = jnp.full(batch, NOBODY)
-    log_sum = _log_sum_exp(z, means, log_var, exemplar_index, leave_out, neighbours)
+    if mesh is not None:
+        pad = sharding.round_up(len(means), mesh) - len(means)
+        means = jnp.pad(means, ((0, pad), (0, 0)))
+        exemplar_index = jnp.pad(exemplar_index, (0, pad), constant_values=NOBODY)
+    log_sum = _log_sum_exp(mesh, z, means, log_var, exemplar_index, leave_out, neighbours)
     return log_sum - jnp.log(count) - 0.5 * dim * (LOG_2PI + log_var)  # Eq. (8)
 
 
@@ -70,47 +80,74 @@ def _exponents(z, means, log_var, index, leave_out, neighbours) -> Float[Array, 
     return jnp.where(seen, exponents, -jnp.inf)
 
 
-@jax.custom_vjp
-def _log_sum_exp(z, means, log_var, exemplar_index, leave_out, neighbours) -> Float[Array, " B"]:
-    """log sum_j exp(-||z - mu_j||^2 / (2 sigma^2)) with a running maximum and sum over blocks."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _log_sum_exp(mesh, z, means, log_var, exemplar_index, leave_out, neighbours) -> Float[Array, " B"]:
+    """log sum_j exp(-||z - mu_j||^2 / (2 sigma^2)) with a running maximum and sum over blocks, then over devices."""
 
-    def add(carry, tile):
-        top, total = carry
-        exponents = _exponents(z, tile[0], log_var, tile[1], leave_out, neighbours)
-        new_top = jnp.maximum(top, jnp.max(exponents, -1))
-        shift = jnp.where(jnp.isneginf(new_top), 0.0, new_top)  # nothing seen so far: exp(-inf - 0) = 0
-        total = total * jnp.exp(top - shift) + jnp.sum(jnp.exp(exponents - shift[:, None]), -1)
-        return (new_top, total), None
+    def local(z, means, log_var, exemplar_index, leave_out, neighbours):
+        def add(carry, tile):
+            top, total = carry
+            exponents = _exponents(z, tile[0], log_var, tile[1], leave_out, neighbours)
+            new_top = jnp.maximum(top, jnp.max(exponents, -1))
+            shift = _finite(new_top)
+            total = total * jnp.exp(top - shift) + jnp.sum(jnp.exp(exponents - shift[:, None]), -1)
+            return (new_top, total), None
 
-    start = (jnp.full(z.shape[0], -jnp.inf), jnp.zeros(z.shape[0]))
-    (top, total), _ = lax.scan(add, start, _tiles(means, exemplar_index))
-    return top + jnp.log(total)
+        start = (jnp.full(z.shape[0], -jnp.inf), jnp.zeros(z.shape[0]))
+        (top, total), _ = lax.scan(add, start, _tiles(means, exemplar_index))
+        if mesh is not None:
+            highest = lax.pmax(top, sharding.AXIS)
+            total = lax.psum(total * jnp.exp(top - _finite(highest)), sharding.AXIS)
+            top = highest
+        return top + jnp.log(total)
+
+    split = _over_exemplars(mesh, local, sharding.WHOLE)
+    return split(z, means, log_var, exemplar_index, leave_out, neighbours)
 
 
-def _forward(z, means, log_var, exemplar_index, leave_out, neighbours):
-    log_sum = _log_sum_exp(z, means, log_var, exemplar_index, leave_out, neighbours)
-    return log_sum, (z, means, log_var, exemplar_index, leave_out, neighbours, log_sum)
+def _finite(top: Float[Array, " B"]) -> Float[Array, " B"]:
+    """Where nothing was seen so far, 0: exp(-inf - 0) = 0."""
+    return jnp.where(jnp.isneginf(top), 0.0, top)
 
 
-def _backward(saved, grad):
+def _over_exemplars(mesh: Mesh | None, function: Callable, out_specs: Any, *more: Any) -> Callable:
+    """On each device for its part of the exemplars; without a mesh all of them are here."""
+    if mesh is None:
+        return function
+    whole, part = sharding.WHOLE, sharding.PART
+    return sharding.per_device(mesh, function, (whole, part, whole, part, whole, whole, *more), out_specs)
+
+
+def _forward(mesh, *args):
+    log_sum = _log_sum_exp(mesh, *args)
+    return log_sum, (*args, log_sum)
+
+
+def _backward(mesh, saved, grad):
     """Each exemplar pulls with its responsibility w_bj = grad_b exp(exponent_bj - log_sum_b), recomputed per block."""
-    z, means, log_var, exemplar_index, leave_out, neighbours, log_sum = saved
-    log_sum = jnp.where(jnp.isneginf(log_sum), 0.0, log_sum)  # a row that sees nothing pulls nothing
-    inverse_var = jnp.exp(-log_var)
 
-    def add(carry, tile):
-        pull_z, grad_log_var = carry
-        exponents = _exponents(z, tile[0], log_var, tile[1], leave_out, neighbours)
-        weights = jnp.exp(exponents - log_sum[:, None]) * grad[:, None]  # (B, BLOCK)
-        pull_z += _product(weights, tile[0]) - jnp.sum(weights, -1)[:, None] * z
-        pull_means = _product(weights.T, z) - jnp.sum(weights, 0)[:, None] * tile[0]
-        grad_log_var -= jnp.sum(jnp.where(jnp.isneginf(exponents), 0.0, weights * exponents))
-        return (pull_z, grad_log_var), pull_means
+    def local(z, means, log_var, exemplar_index, leave_out, neighbours, log_sum, grad):
+        log_sum = _finite(log_sum)  # a row that sees nothing pulls nothing
+        inverse_var = jnp.exp(-log_var)
 
-    start = (jnp.zeros_like(z), jnp.zeros(()))
-    (pull_z, grad_log_var), pull_means = lax.scan(add, start, _tiles(means, exemplar_index))
-    grad_means = pull_means.reshape(-1, means.shape[1])[: means.shape[0]]
-    return pull_z * inverse_var, grad_means * inverse_var, grad_log_var, None, None, None
+        def add(carry, tile):
+            pull_z, grad_log_var = carry
+            exponents = _exponents(z, tile[0], log_var, tile[1], leave_out, neighbours)
+            weights = jnp.exp(exponents - log_sum[:, None]) * grad[:, None]  # (B, BLOCK)
+            pull_z += _product(weights, tile[0]) - jnp.sum(weights, -1)[:, None] * z
+            pull_means = _product(weights.T, z) - jnp.sum(weights, 0)[:, None] * tile[0]
+            grad_log_var -= jnp.sum(jnp.where(jnp.isneginf(exponents), 0.0, weights * exponents))
+            return (pull_z, grad_log_var), pull_means
+
+        start = (jnp.zeros_like(z), jnp.zeros(()))
+        sums, pull_means = lax.scan(add, start, _tiles(means, exemplar_index))
+        pull_z, grad_log_var = sums if mesh is None else lax.psum(sums, sharding.AXIS)
+        grad_means = pull_means.reshape(-1, means.shape[1])[: means.shape[0]]
+        return pull_z * inverse_var, grad_means * inverse_var, grad_log_var
+
+    whole, part = sharding.WHOLE, sharding.PART
+    split = _over_exemplars(mesh, local, (whole, part, whole), whole, whole)
+    return *split(*saved, grad), None, None, None
 
 
 _log_sum_exp.defvjp(_forward, _backward)

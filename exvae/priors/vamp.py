@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from exvae import models
@@ -45,18 +46,19 @@ def pseudo_posteriors(model: nn.Module, params: dict) -> Normal:
 
 
 def training_log_prob(
-    key: Array, config: Any, model: nn.Module, params: dict, batch: Batch, terms: Terms, table: Array | None
+    config: Any, model: nn.Module, mesh: Mesh, params: dict, batch: Batch, terms: Terms, table: Array | None
 ) -> tuple[Float[Array, " B"], list[Means]]:
-    del key, config, batch, table
+    del config, mesh, batch, table
     return vamp_log_prob(terms.z, pseudo_posteriors(model, params)), []
 
 
-def components(model: nn.Module, params: dict, means: Array | None) -> Normal:
-    del means
+def components(model: nn.Module, params: dict, means: Array | None, count: int | None = None) -> Normal:
+    del means, count
     return pseudo_posteriors(model, params)
 
 
-def log_prob(posteriors: Normal, z: Float[Array, "B D"]) -> Float[Array, " B"]:
+def log_prob(posteriors: Normal, z: Float[Array, "B D"], mesh: Mesh | None = None) -> Float[Array, " B"]:
+    del mesh
     origin = jnp.mean(z, axis=0)  # codes of one image lie close together: from here the expanded squares are small
     return vamp_log_prob(z - origin, posteriors._replace(mean=posteriors.mean - origin))
 

@@ -1,0 +1,97 @@
+"""Twenty training steps on meshes of several sizes, for test_distributed.py, which starts it as a process of its own.
+
+python tests/steps_on_devices.py OUT.npz [COORDINATOR PROCESS_ID]
+
+OUT has loss and parameters of every setting: on meshes of 1, 2 and 4 of the process's devices, or with a coordinator on
+all devices of two processes.
+"""
+
+import functools
+import itertools
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from exvae import config as configs
+from exvae import metrics, sharding, train
+from exvae.feed import Feeder, uses_scann, uses_table
+from exvae.models import convhvae
+from exvae.step import state_shardings
+from tests.conftest import TINY_FIELDS
+
+SETTINGS = [*itertools.product(("vae", "convhvae"), ("none", "exact", "scann")), ("vae", "host")]
+FIELDS = {"train.batch_size": 16, "retrieval.rebuild_steps": 6, "model.hidden_dim": 8, "prior.num_exemplars": 50}
+
+
+def make_config(architecture: str, search: str, images: Path):
+    """`host`: exact search, with images that are not on the devices."""
+    config = configs.get_config()
+    config.update_from_flattened_dict({**TINY_FIELDS, **FIELDS})
+    config.data.name = f"npz:{images}"
+    config.model.architecture, config.model.channels = architecture, 4
+    config.retrieval.search = "exact" if search == "host" else search
+    config.data.device_mib = 1e-6 if search == "host" else 0.0
+    return config
+
+
+@functools.cache
+def first_state(architecture: str, images: Path):
+    """Initialised and encoded only once: that takes as long to compile as the step."""
+    setup = train.prepare(make_config(architecture, "scann", images), Path(tempfile.mkdtemp()))
+    state, _ = train._start(setup, mock.Mock(restore_latest=lambda like: None))
+    return jax.tree.map(np.array, sharding.fetch(state))
+
+
+def place(state, setup):
+    """On the devices of `setup`, as its config needs it."""
+    num_rows = sharding.round_up(len(setup.store), setup.mesh)
+    fill = lambda table: np.pad(table[: len(setup.store)], ((0, num_rows - len(setup.store)), (0, 0)))  # noqa: E731
+    state = state.replace(
+        table=fill(state.table) if uses_table(setup.config) else None,
+        indexed=tuple(map(fill, state.indexed)) if uses_scann(setup.config) else None,
+    )
+    put = lambda place, part: sharding._put(place, part)  # noqa: E731
+    return jax.tree.map(put, state_shardings(setup.mesh), state, is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
+
+
+def run_steps(architecture: str, search: str, images: Path) -> dict[str, np.ndarray]:
+    """The first epoch, which is twenty steps."""
+    setup = train.prepare(make_config(architecture, search, images), Path(tempfile.mkdtemp()))
+    assert setup.steps_per_epoch == 20
+    state = place(first_state(architecture, images), setup)
+    indices = train._start_indices(setup, state) if uses_scann(setup.config) else None
+    feeder = Feeder(setup.config, setup.model, setup.mesh, setup.store, indices)
+    progress = metrics.Progress(20, 16)
+    state = train._run_epoch(setup, state, 1, mock.Mock(), progress, time.monotonic(), feeder, indices)
+    assert int(state.step) == 20
+    leaves = jax.tree_util.tree_leaves_with_path({"params": state.params, "loss": state.sums["loss"]})
+    return {jax.tree_util.keystr(path): sharding.fetch(leaf) for path, leaf in leaves}
+
+
+def main(out: str, coordinator: str = "", process_id: str = "-1") -> None:
+    # Few layers: they compile faster.
+    convhvae.Z1_STACK = convhvae.Z2_STACK = ((4, 3, 2), (2, 3, 2))
+    convhvae.DECODER_LAYERS = 1
+    if coordinator:
+        sharding.start_processes(coordinator, 2, int(process_id))
+    images = Path(out).with_name(f"images-{process_id}.npz")
+    np.savez(images, images=np.random.default_rng(0).integers(0, 256, (402, 6, 6, 1), dtype=np.uint8))  # N = 322
+    found = {}
+    for size in [4] if coordinator else [1, 2, 4]:
+        mesh = Mesh(np.array(jax.devices()[:size]), (sharding.AXIS,), axis_types=(AxisType.Auto,))
+        for architecture, search in SETTINGS:
+            with mock.patch.object(sharding, "make_mesh", lambda batch_size=0, mesh=mesh: mesh):
+                values = run_steps(architecture, search, images)
+            found |= {f"{size}/{architecture}/{search}/{name}": value for name, value in values.items()}
+    if sharding.is_main():
+        np.savez(out, **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
