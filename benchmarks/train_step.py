@@ -19,16 +19,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
 from benchmarks.flops import square_product, step_gflop
+from benchmarks.loop import Loop
 from experiments import celeba, mnist_convhvae, mnist_hvae, mnist_pixelsnail, mnist_vae
 from exvae import config as configs
-from exvae import feed, models, optim, sharding, step
-from exvae.priors.types import Batch
+from exvae import feed, models, sharding
 from exvae.retrieval import scann
 from exvae.store import Store
 
@@ -86,46 +84,6 @@ def make_config(architecture: str, prior: str, search: str) -> Any:
 def training_set_shape(config: Any) -> tuple[int, int, int, int]:
     num_train, *image_shape = TRAINING_SETS[config.data.name]
     return NUM_TRAIN.value or num_train, *image_shape
-
-
-class Loop:
-    """The training loop without its surroundings: state, compiled step and the host's part."""
-
-    def __init__(self, config: Any, store: Store, table: np.ndarray | None, params: dict | None = None):
-        """
-        Args:
-          table: the latent means; None: none are needed.
-          params: None: as they are initialised.
-        """
-        mesh = sharding.make_mesh()
-        model = models.build(config.model, store.image_shape)
-        optimizer = optim.optimizer(config.optim, 1000)
-        self.indices = None
-        if feed.uses_scann(config):
-            shape = scann.choose_shape(config, len(store))
-            self.indices = scann.Indices(shape, config.retrieval.num_neighbours, 0.0)
-            self.indices.start(table, None)
-            self.indices.search(np.arange(1))  # waits for it
-        self._feeder = feed.Feeder(config, model, mesh, store, self.indices)
-        self._rng, self._number, self._choose = np.random.default_rng(0), 0, (len(store), config.train.batch_size)
-        state = jax.jit(lambda: step.init_state(config, model, optimizer))()
-        state = state.replace(params=params or state.params)
-        self.state = sharding.replicate(mesh, state.replace(table=None if table is None else jnp.array(table)))
-        train_step = step.make_train_step(config, model, mesh, optimizer, 500)
-        self._step = train_step.lower(self.state, self._batch()).compile()
-        self.memory = self._step.memory_analysis()
-        self.run()
-
-    def _batch(self) -> Batch:
-        index = self._rng.choice(*self._choose, replace=False, shuffle=False).astype(np.int32)
-        return self._feeder(self.state, self._number, index)
-
-    def run(self, steps: int = 1) -> None:
-        """So many steps, the host ahead of the devices as in training, and the wait for the last."""
-        for _ in range(steps):
-            self.state, elbo = self._step(self.state, self._batch())
-            self._number += 1
-        jax.block_until_ready((self.state, elbo))
 
 
 def step_variant(config: Any, store: Store) -> Variant:

@@ -134,14 +134,16 @@ def save_lines(
 def save_panels(path: Path, panels: dict[str, dict[str, tuple[Sequence[float], Sequence[float]]]], xlabel: str) -> None:
     """Axes beside each other, x logarithmic, each with a title and a line (x, y) for each name."""
     figure, axes = _axes(3 * len(panels), 2.6, columns=len(panels))
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     for one, (title, lines) in zip(axes, panels.items(), strict=True):
         for name, (x, y) in lines.items():
-            one.plot(x, y, marker="o", markersize=3, label=name)
+            one.plot(x, y, marker="o", markersize=3, label=name, color=f"C{names.index(name)}")
         one.set_xscale("log")
+        one.margins(y=0.1)
         one.set_ylim(bottom=0)
         one.set_title(title, fontsize=9)
         one.set_xlabel(xlabel)
-        one.legend(frameon=False, fontsize=8)
+    axes[0].legend(frameon=False, fontsize=8)
     _finish(path, figure)
 
 

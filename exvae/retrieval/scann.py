@@ -23,6 +23,7 @@ LEAVES_SEARCHED = 25  # at the least; with sqrt(N) leaves about 97 % of the 40 n
 CODES_FROM = 500_000  # rows from which 4-bit codes save more time than they cost (40 dimensions)
 REORDERED = 5  # rows scored again exactly for each candidate
 TRAINING_ROWS = 100_000  # rows that k-means sees at most; all rows are then assigned to its centres
+NICE = 10  # lowers the priority of the thread that builds an index
 RECALL_QUERIES = 50
 RECALL_ROWS = 100_000  # rows that the exact search for the recall scores at a time
 
@@ -157,8 +158,8 @@ class Indices:
 
     def start(self, indexed: Float[np.ndarray, "N D"], pending: Float[np.ndarray, "N D"] | None) -> None:
         """From the two tables of a state; None: the same."""
-        self._used = _in_background(self._build, indexed)
-        self._next = self._used if pending is None else _in_background(self._build, pending)
+        self._used = in_background(self._build, indexed)
+        self._next = self._used if pending is None else in_background(self._build, pending)
 
     def swap(self, table: Float[np.ndarray, "N D"]) -> None:
         """Use the next index, and begin another one."""
@@ -167,7 +168,7 @@ class Indices:
         self._used.result()
         if (waited := time.monotonic() - began) > 1.0:
             print(f"waited {waited:.0f} s for the index: a larger config.retrieval.rebuild_steps leaves it more time")
-        self._next = _in_background(self._build, table)
+        self._next = in_background(self._build, table)
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
         return self._used.result()[0].search(index)
@@ -189,11 +190,13 @@ class Indices:
         return index, recall
 
 
-def _in_background(function: Callable, *args: Any) -> Future:
-    """In a thread that nobody waits for at the end of the program."""
+def in_background(function: Callable, *args: Any) -> Future:
+    """In a thread that gives way to training, and that nobody waits for at the end of the program."""
     future = Future()
 
     def work() -> None:
+        with contextlib.suppress(AttributeError, OSError):  # only Linux has priorities of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
             future.set_result(function(*args))
         except BaseException as error:

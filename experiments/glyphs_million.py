@@ -1,0 +1,19 @@
+"""A million procedural glyphs, VAE, retrieval augmented training with ScaNN: as many exemplars as one machine likes.
+
+python launch.py --config=experiments/glyphs_million.py --workdir=runs/glyphs_million
+  :prior=gaussian | vamp       the baselines
+
+Not in the paper. Two epochs of 8,000 steps, 800,000 exemplars.
+"""
+
+from experiments import common
+
+
+def get_config(argument: str = ""):
+    config = common.build("glyphs", "vae", recipe="paper", **common.parse(argument, {"prior": common.ARGUMENTS["prior"]}))
+    config.data.num_images = 1_000_000
+    config.retrieval.search = "scann"
+    config.optim.kl_warmup_epochs = 1
+    config.train.epochs = 2
+    config.eval.num_images = 100
+    return config
