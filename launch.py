@@ -33,6 +33,7 @@ COORDINATOR = flags.DEFINE_string(
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", -1, "distributed: how many there are")
 PROCESS_ID = flags.DEFINE_integer("process_id", -1, "distributed: which of them this is, from 0")
 OUT = flags.DEFINE_string("out", "", f"{', '.join(TASKS_WITH_OUT)}: FILE.npz, or a folder for single PNGs")
+SWEEP_OPTIONS = ("workers", "executor", "slurm")
 SWEEP = flags.DEFINE_string("sweep", "", "grid of runs: 'seed=0,1,2;optim.learning_rate=1e-3,5e-4'")
 SWEEP_WORKERS = flags.DEFINE_integer("sweep_workers", 1, "sweep: points at a time", lower_bound=1)
 SWEEP_EXECUTOR = flags.DEFINE_enum("sweep_executor", "local", ["local", "slurm"], "sweep: where points run")
@@ -99,6 +100,12 @@ def perform(task: str, config: Any, workdir: Path, out: str) -> None:
         TASKS_WITH_OUT[task](open_run(config, workdir), out)
 
 
+def is_sweep() -> bool:
+    if not flags.FLAGS["sweep"].present and any(flags.FLAGS[f"sweep_{name}"].present for name in SWEEP_OPTIONS):
+        raise UserError(f"--sweep_{', --sweep_'.join(SWEEP_OPTIONS)} go with --sweep")
+    return bool(flags.FLAGS["sweep"].present)
+
+
 def run_sweep(argv: list[str]) -> None:
     """With --sweep: train every point of a grid, each in a process of its own."""
     if TASK.value != "train":
@@ -113,7 +120,7 @@ def run_sweep(argv: list[str]) -> None:
 def main(argv: list[str]) -> int:
     try:
         parse(argv)
-        if SWEEP.value:
+        if is_sweep():
             run_sweep(argv)
             return 0
         join_processes()
@@ -125,10 +132,18 @@ def main(argv: list[str]) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        reason = str(error).splitlines()[0]
+        if "RESOURCE_EXHAUSTED" not in reason and DISTRIBUTED.value:
+            again = "the same command in every process goes on from the last checkpoint"
+            print(
+                f"error: another process of this run has ended or cannot be reached: {again} ({reason})",
+                file=sys.stderr,
+            )
+            return 1
+        if "RESOURCE_EXHAUSTED" not in reason:
             raise
         smaller = "config.train.batch_size, retrieval.num_neighbours, model.channels or data.image_size"
-        print(f"error: out of memory; a smaller {smaller} needs less ({str(error).splitlines()[0]})", file=sys.stderr)
+        print(f"error: out of memory; a smaller {smaller} needs less ({reason})", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from what was saved", file=sys.stderr)

@@ -10,7 +10,8 @@ from experiments import common
 
 
 def get_config(argument: str = ""):
-    config = common.build("glyphs", "vae", recipe="paper", **common.parse(argument, {"prior": common.ARGUMENTS["prior"]}))
+    values = common.parse(argument, {"prior": common.ARGUMENTS["prior"]})
+    config = common.build("glyphs", "vae", recipe="paper", **values)
     config.data.num_images = 1_000_000
     config.retrieval.search = "scann"
     config.optim.kl_warmup_epochs = 1

@@ -65,7 +65,7 @@ def get_config() -> ml_collections.ConfigDict:
     retrieval.num_neighbours = 10  # K
     retrieval.scored = "union"  # each z against the union of the batch's neighbours, or its `own` K (Eq. 12)
     retrieval.refresh_epochs = 0  # re-encode the whole table of means every so many epochs; 0: only updates (Alg. 1)
-    retrieval.rebuild_steps = 0  # scann: steps between two builds of the index; 0: N / 100, at least 500
+    retrieval.rebuild_steps = 0  # scann: steps between two builds of the index; 0: N / 400, at least 500
     retrieval.leaves = 0  # scann: leaves of the tree; 0: sqrt(N), and no tree below 10,000 exemplars
     retrieval.leaves_searched = 0  # scann: leaves that a query looks into; 0: 25, or enough for what is asked for
     retrieval.reorder = 0  # scann: rows scored exactly after 4-bit codes; 0: codes from N = 500,000 on; -1: no codes
@@ -203,8 +203,8 @@ def resolve(config: Any, num_train: int) -> ml_collections.ConfigDict:
         k = config.retrieval.num_neighbours
         if config.retrieval.search != "none" and k > m:
             raise UserError(f"config.retrieval.num_neighbours={k} must lie in 1..{m} (config.prior.num_exemplars)")
-    # With the usual batch of 100 every image is encoded once between two builds; one of a million rows takes a minute.
-    config.retrieval.rebuild_steps = config.retrieval.rebuild_steps or max(500, num_train // 100)
+    # Long enough for a build: that of a million rows takes as long as some hundred steps on two cores.
+    config.retrieval.rebuild_steps = config.retrieval.rebuild_steps or max(500, num_train // 400)
     return config
 
 

@@ -6,7 +6,6 @@ known of a point is read from its folder: a sweep can be killed, repeated and ex
 
 from __future__ import annotations
 
-import ast
 import collections
 import contextlib
 import copy
@@ -72,7 +71,7 @@ class Point:
         return self.folder / "log.txt"
 
 
-def _split(text: str, mark: str) -> list[str]:
+def split(text: str, mark: str) -> list[str]:
     """Split at a mark, but not within parentheses."""
     return [part.strip() for part in re.split(rf"{mark}(?![^()]*\))", text)]
 
@@ -81,14 +80,14 @@ def parse(text: str) -> dict[str, list[str]]:
     """'seed=0,1;augment.lambdas=(1,0.4),(1,0.8)' as {'seed': ['0', '1'], 'augment.lambdas': ['(1,0.4)', '(1,0.8)']}."""
     grid: dict[str, list[str]] = {}
     names = [name.removeprefix("config.") for name in configs.field_names()]
-    for part in filter(None, _split(text, ";")):
+    for part in filter(None, split(text, ";")):
         field, _, values = part.partition("=")
         field = field.strip().removeprefix("config.")
         if field not in names:
             raise UserError(f"--sweep: {field!r} is not a config field{configs.nearest_name(field, names)}")
         if field in grid:
             raise UserError(f"--sweep: {field} stands there twice: give all its values in one list")
-        grid[field] = _split(values, ",")
+        grid[field] = split(values, ",")
         if not all(grid[field]):
             raise UserError(f"--sweep: {part!r} must be FIELD=VALUE,VALUE,... with no value empty")
     if not grid:
@@ -228,7 +227,7 @@ def as_csv(rows: Sequence[dict]) -> str:
     return file.getvalue()
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     """So that the file is either the old one or the new one, whole, though jobs on several nodes write it."""
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     temporary.write_text(text)
@@ -240,8 +239,8 @@ def write_summary(points: Sequence[Point]) -> str:
     rows, workdir = summary(points), points[0].folder.parent
     failed = [f"failed  {point.folder.name}  {failure(point)}  ({point.log})\n" for point in points if failure(point)]
     text = as_text(rows) + "".join(failed)
-    _write(workdir / "sweep.txt", text)
-    _write(workdir / "sweep.csv", as_csv(rows))
+    write(workdir / "sweep.txt", text)
+    write(workdir / "sweep.csv", as_csv(rows))
     return text
 
 
@@ -313,94 +312,6 @@ def run_local(points: Sequence[Point], words: Sequence[str], workers: int) -> No
         stop(list(running))
 
 
-class SlurmJob:
-    """What submitit runs on a node: one point. All of them are made anew there, so that a job's pickle stays small."""
-
-    def __call__(self, number: int, words: Sequence[str], *made_from: Any) -> None:
-        points = make_points(*made_from)
-        process = start(points[number], words)
-        try:
-            code = process.wait()
-        finally:
-            stop([process])
-        finish(points, points[number], code)
-        if reason := failure(points[number]):
-            raise ChildProcessError(reason)  # Slurm shows the job as failed
-
-    def checkpoint(self, *arguments: Any) -> Any:
-        """Called when time is up or another job has precedence: queued again, it goes on from the run's checkpoint."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self, *arguments)
-
-
-def slurm_parameters(text: str) -> dict[str, Any]:
-    """'partition=gpu;timeout_min=600' as {'slurm_partition': 'gpu', 'slurm_timeout_min': 600}."""
-    parameters: dict[str, Any] = {}
-    for part in filter(None, _split(text, ";")):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        if not (name and value):
-            raise UserError(f"--sweep_slurm: {part!r} must be NAME=VALUE")
-        try:
-            number = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            number = None
-        parameters[f"slurm_{name.removeprefix('slurm_')}"] = number if isinstance(number, int | float) else value
-    return parameters
-
-
-def _in_queue(jobs: dict[str, str]) -> set[str]:
-    """Those jobs that wait or run: points must not be submitted a second time."""
-    if not jobs:
-        return set()
-    command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise ChildProcessError(f"{shlex.join(command)}: {done.stderr}")
-    return set(done.stdout.split()) & set(jobs.values())
-
-
-def _submit(todo: Sequence[int], folder: Path, parameters: dict[str, Any], arguments: Sequence[Any]) -> list[str]:
-    """One job array for points of these numbers; the ids of the jobs."""
-    try:
-        import submitit
-    except ImportError as error:
-        raise UserError("--sweep_executor=slurm needs submitit: pip install -r requirements-slurm.txt") from error
-    if not parameters.keys() & {"slurm_timeout_min", "slurm_time"}:
-        raise UserError("--sweep_slurm needs timeout_min=MINUTES, how long a job may take (submitit's default is 5)")
-    try:
-        executor = submitit.AutoExecutor(folder, cluster="slurm")
-        executor.update_parameters(**parameters)
-        jobs = executor.map_array(SlurmJob(), todo, *map(itertools.repeat, arguments))
-    except (NameError, ValueError, TypeError) as error:  # not a parameter, or not a value of it
-        raise UserError(f"--sweep_slurm: {str(error).splitlines()[0]}") from error
-    except RuntimeError as error:  # no Slurm here, or what sbatch says
-        raise ChildProcessError(f"--sweep_executor=slurm: {error}") from error
-    return [job.job_id for job in jobs]
-
-
-def run_slurm(points: Sequence[Point], words: Sequence[str], workers: int, options: str, made_from: tuple) -> None:
-    """Submit the unfinished points that are not in the queue yet, and do not wait for them."""
-    folder = points[0].folder.parent / "slurm"
-    ids = folder / "jobs.json"
-    jobs = json.loads(ids.read_text()) if ids.exists() else {}
-    queue = _in_queue(jobs)
-    todo = [n for n, point in enumerate(points) if not finished(point) and jobs.get(point.folder.name) not in queue]
-    parameters = {
-        "slurm_array_parallelism": workers,
-        "slurm_job_name": "exvae",
-        "slurm_setup": [f"export PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH"],  # a job must find exvae
-    } | slurm_parameters(options)
-    print(f"points: {len(points)}, in the queue: {len(queue)}, to submit now: {len(todo)}, at a time: {workers}")
-    if todo:
-        new = dict(zip(todo, _submit(todo, folder, parameters, (words, *made_from)), strict=True))
-        for n, job in new.items():
-            print(f"job {job}  {points[n].folder.name}  ({points[n].log})")
-        jobs |= {points[n].folder.name: job for n, job in new.items()}
-        _write(ids, json.dumps(jobs, indent=2) + "\n")
-        print(f"logs of the jobs: {folder}\nevery job that ends renews the table: cat {folder.parent}/sweep.txt")
-
-
 @contextlib.contextmanager
 def _lock(workdir: Path) -> Iterator[None]:
     """One sweep at a time in a folder. The system takes the lock back when a process ends, however that happens."""
@@ -427,6 +338,8 @@ def main(
     points, words = make_points(config, grid, workdir), common_words(argv, grid)
     with _lock(workdir):
         if executor == "slurm":
+            from exvae.slurm import run as run_slurm  # which knows of sweeps
+
             run_slurm(points, words, workers, slurm, (config, grid, workdir))
         else:
             run_local(points, words, workers)

@@ -3,7 +3,8 @@
 import os
 
 # Programs of the tests run for milliseconds: compile them fast, not well. Processes that tests start inherit it.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
 
 import copy
 import functools
@@ -98,6 +99,7 @@ def few_layers(monkeypatch):
     monkeypatch.setattr(pixelsnail, "BLOCKS", 1)
     for name in ("Z1_STACK", "Z2_STACK"):
         monkeypatch.setattr(convhvae, name, ((4, 3, 2), (2, 3, 2)))
+    monkeypatch.setattr(convhvae, "DECODER_LAYERS", 1)
     monkeypatch.setattr(celeba, "WIDTHS", (1, 2))
 
 

@@ -35,6 +35,14 @@ def test_out_of_memory_is_one_line_that_names_what_needs_less(capsys, monkeypatc
     assert "train.batch_size" in err and "allocating 1 bytes" in err and "long table" not in err
 
 
+def test_missing_scann_is_one_line_that_says_what_to_do(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "scann", None)  # as if it were not installed
+    code, err = run(capsys, f"--workdir={tmp_path}/run", "--config.retrieval.search=scann")
+    assert code == 2 and err.count("\n") == 1
+    assert "pip install -r requirements.txt" in err and "--config.retrieval.search=exact" in err
+    assert not (tmp_path / "run").exists()
+
+
 def files(folder: Path) -> dict:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -25,6 +27,7 @@ _LABEL_KEYS = {
     "test": ("test_labels", "y_test", "test_charid"),
     "all": ("labels",),
 }
+MAPPED_FROM = 2**30  # bytes; a smaller array is read whole, with its checksum
 _BROKEN = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
@@ -90,7 +93,9 @@ def _read_arrays(path: Path) -> dict[str, tuple[str, np.ndarray, str | None, np.
                 images = next((key for key in keys if key in archive), None)
                 labels = next((key for key in _LABEL_KEYS[part] if key in archive), None)
                 if images:
-                    arrays[part] = images, archive[images], labels, archive[labels] if labels else None
+                    array = _map(path, archive, images)
+                    array = archive[images] if array is None else array
+                    arrays[part] = images, array, labels, archive[labels] if labels else None
             keys = list(archive)
     except _BROKEN as error:
         if "Object arrays" in str(error):
@@ -103,6 +108,24 @@ def _read_arrays(path: Path) -> dict[str, tuple[str, np.ndarray, str | None, np.
     if not arrays:
         raise UserError(f"{path}: holds {', '.join(keys) or 'nothing'}; expected train and test, or images")
     return arrays
+
+
+def _map(path: Path, archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray | None:
+    """A view of the file instead of a copy in memory, for large arrays of bytes as np.savez stores them; else None."""
+    info = archive.zip.NameToInfo.get(f"{key}.npy")
+    if info is None or info.compress_type != zipfile.ZIP_STORED or info.file_size < MAPPED_FROM:
+        return None
+    with open(path, "rb") as file:
+        file.seek(info.header_offset + 26)
+        file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)  # a name and an extra field of these lengths
+        version = np.lib.format.read_magic(file)
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in read_header:
+            return None
+        shape, fortran_order, dtype = read_header[version](file)
+        if fortran_order or dtype != np.uint8:
+            return None
+        return np.asarray(np.memmap(path, dtype, mode="r", offset=file.tell(), shape=shape))
 
 
 def _split(path: Path, key: str, images: np.ndarray, label_key: str | None, labels: np.ndarray | None) -> Split:

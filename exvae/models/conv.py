@@ -33,7 +33,7 @@ def conv2d(x: Images, kernel: Kernel, *, stride: int = 1, padding: Padding | Non
         padding = tuple((k // 2, k // 2) for k in kernel.shape[:2])
     if kernel.shape[:2] == (1, 1) and padding == NO_PADDING:
         return x[:, ::stride, ::stride] @ kernel[0, 0]
-    if jax.default_backend() == "cpu":
+    if jax.default_backend() == "cpu" and jax.device_count() == 1:  # several would gather the batch to loop over it
         return _conv_by_patches(x, kernel, stride, padding)
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 

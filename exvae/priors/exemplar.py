@@ -8,14 +8,16 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from exvae import sharding
 from exvae.distributions import Normal
 from exvae.models import Terms
 from exvae.models.encoding import encode_split
 from exvae.priors.parzen import exemplar_log_prob
 from exvae.priors.types import Batch, Means
 from exvae.retrieval import NOBODY, exact, select
+from exvae.retrieval.draw import Draw
 
 USES_EXEMPLARS = True
 
@@ -33,6 +35,12 @@ def find_slots(
     leave_out = batch.index if config.prior.leave_one_out else None
     k = config.retrieval.num_neighbours
     return exact.nearest(mesh, queries, table, k, draw=batch.draw, leave_out=leave_out).reshape(-1)
+
+
+def _contains(mesh: Mesh, draw: Draw, index: Int[Array, " B"]) -> Bool[Array, " B"]:
+    """Whether images are drawn, each asked for on its own device: the question is a loop, and no loop should talk."""
+    local = lambda keys, index: draw.replace(keys=keys).contains(index)  # noqa: E731
+    return sharding.per_device(mesh, local, (sharding.WHOLE, sharding.PART), sharding.PART)(draw.keys, index)
 
 
 def training_log_prob(
@@ -58,7 +66,7 @@ def training_log_prob(
         terms.z,
         means,
         params["prior"]["log_var"],
-        count=draw.num_exemplars - (draw.contains(batch.index) if config.prior.leave_one_out else 0.0),
+        count=draw.num_exemplars - (_contains(mesh, draw, batch.index) if config.prior.leave_one_out else 0.0),
         exemplar_index=slots,
         leave_out=batch.index if config.prior.leave_one_out else None,  # O1, Eq. (10)
         neighbours=neighbours,
