@@ -11,7 +11,7 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from exvae import augment, evaluate, gallery, outputs, pixels, represent, sharding, sweep, train
+from exvae import augment, evaluate, gallery, outputs, pixels, processes, represent, sharding, sweep, train
 from exvae import config as configs
 from exvae.errors import UserError
 from exvae.run import open_run
@@ -79,7 +79,7 @@ def join_processes() -> None:
         return
     if TASK.value not in ("train", "evaluate"):
         raise UserError(f"--distributed goes with --task=train or evaluate, not with {TASK.value}")
-    sharding.start_processes(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
+    processes.join(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
     if not sharding.is_main():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what libraries print too
 
@@ -125,6 +125,7 @@ def main(argv: list[str]) -> int:
             return 0
         join_processes()
         perform(TASK.value, CONFIG.value, Path(WORKDIR.value or default_workdir()), OUT.value)
+        processes.leave()
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -133,13 +134,6 @@ def main(argv: list[str]) -> int:
         return 1
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
-        if "RESOURCE_EXHAUSTED" not in reason and DISTRIBUTED.value:
-            again = "the same command in every process goes on from the last checkpoint"
-            print(
-                f"error: another process of this run has ended or cannot be reached: {again} ({reason})",
-                file=sys.stderr,
-            )
-            return 1
         if "RESOURCE_EXHAUSTED" not in reason:
             raise
         smaller = "config.train.batch_size, retrieval.num_neighbours, model.channels or data.image_size"

@@ -1,4 +1,4 @@
-"""The device mesh, and the processes behind it. Everything is jit over the mesh; one device is a mesh of one.
+"""The device mesh. Everything is jit over the mesh; one device is a mesh of one.
 
 Parameters are on every device. The batch, the exemplars of a step and the table of means are split along their first
 axis. A process hands over only the rows of its own devices.
@@ -6,7 +6,6 @@ axis. A process hands over only the rows of its own devices.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -21,38 +20,6 @@ from exvae.errors import UserError
 
 AXIS = "batch"
 WHOLE, PART = PartitionSpec(), PartitionSpec(AXIS)
-CONNECT_SECONDS = 120  # for all processes to come together
-HEARTBEAT_SECONDS = 60  # after so long without a sign of life a process counts as dead, and the others end
-
-
-def start_processes(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Join the other processes of this run. What is not given (or -1) is asked of SLURM, the TPU pod or MPI."""
-    given = (bool(coordinator), num_processes >= 0, process_id >= 0)
-    if any(given) and not all(given):
-        raise UserError(
-            "--coordinator, --num_processes and --process_id go together; without them SLURM or a pod knows"
-        )
-    if all(given) and not 0 <= process_id < num_processes:
-        raise UserError(f"--process_id={process_id} must lie in 0..{num_processes - 1} (--num_processes)")
-    if all(given) and not coordinator.rpartition(":")[2].isdigit():
-        raise UserError(f"--coordinator={coordinator} must be HOST:PORT, the same for every process")
-    seconds = int(os.environ.get("EXVAE_CONNECT_SECONDS", CONNECT_SECONDS))
-    arguments = (coordinator, num_processes, process_id) if all(given) else (None, None, None)
-    try:
-        jax.distributed.initialize(
-            *arguments, initialization_timeout=seconds, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
-        )
-    except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        if not all(given):
-            raise UserError(
-                f"--distributed finds no SLURM job, TPU pod or MPI here ({reason}); give --coordinator=HOST:PORT, "
-                "--num_processes and --process_id"
-            ) from error
-        raise UserError(
-            f"--distributed: process {process_id} of {num_processes} did not reach the others through "
-            f"--coordinator={coordinator} within {seconds} s; is process 0 running there, and the port open? ({reason})"
-        ) from error
 
 
 def is_main() -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from exvae import config as configs
-from exvae import metrics, sharding, train
+from exvae import metrics, processes, sharding, train
 from exvae.feed import Feeder, uses_scann, uses_table
 from exvae.models import convhvae
 from exvae.step import state_shardings
@@ -76,21 +76,22 @@ def run_steps(architecture: str, search: str, images: Path) -> dict[str, np.ndar
 
 def main(out: str, coordinator: str = "", process_id: str = "-1") -> None:
     # Few layers: they compile faster.
-    convhvae.Z1_STACK = convhvae.Z2_STACK = ((4, 3, 2), (2, 3, 2))
+    convhvae.Z1_STACK = convhvae.Z2_STACK = ((2, 3, 4),)
     convhvae.DECODER_LAYERS = 1
     if coordinator:
-        sharding.start_processes(coordinator, 2, int(process_id))
+        processes.join(coordinator, 2, int(process_id))
     images = Path(out).with_name(f"images-{process_id}.npz")
     np.savez(images, images=np.random.default_rng(0).integers(0, 256, (402, 6, 6, 1), dtype=np.uint8))  # N = 322
     found = {}
     for size in [4] if coordinator else [1, 2, 4]:
         mesh = Mesh(np.array(jax.devices()[:size]), (sharding.AXIS,), axis_types=(AxisType.Auto,))
-        for architecture, search in SETTINGS:
+        for architecture, search in SETTINGS if coordinator or size == 1 else SETTINGS[:-1]:
             with mock.patch.object(sharding, "make_mesh", lambda batch_size=0, mesh=mesh: mesh):
                 values = run_steps(architecture, search, images)
             found |= {f"{size}/{architecture}/{search}/{name}": value for name, value in values.items()}
     if sharding.is_main():
         np.savez(out, **found)
+    processes.leave()
 
 
 if __name__ == "__main__":

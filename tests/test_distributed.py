@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from exvae import sharding, train
+from exvae import processes, sharding, train
 from exvae.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -48,15 +48,15 @@ def test_twenty_steps_are_the_same_on_any_number_of_devices_and_processes(tmp_pa
     """`none` is the exact prior, `host` has its images on the host. Parameters tensor by tensor."""
     script, coordinator = "tests/steps_on_devices.py", free_port()
     alone, together = tmp_path / "alone.npz", tmp_path / "together.npz"
-    processes = [start(script, str(together), coordinator, number, devices=2) for number in "01"]
-    processes.append(start(script, str(alone), devices=4))
-    for process in processes:
+    started = [start(script, str(together), coordinator, number, devices=2) for number in "01"]
+    started.append(start(script, str(alone), devices=4))
+    for process in started:
         code, _, err = outcome(process)
         assert code == 0, err
     alone, together = dict(np.load(alone)), dict(np.load(together))
     found = {**alone, **{name.replace("4/", "2x2/"): value for name, value in together.items()}}
     settings = {tuple(name.split("/")[:3]) for name in found}
-    assert len(settings) == 4 * 7  # 1, 2, 4 and 2x2 devices; vae and convhvae with none, exact, scann, and host
+    assert len(settings) == 4 * 6 + 2  # 1, 2, 4 and 2x2 devices; vae and convhvae with none, exact, scann; and host
     for name, value in found.items():
         want = found[f"1/{name.partition('/')[2]}"]
         assert np.linalg.norm(value - want) <= 1e-5 * np.linalg.norm(want), name
@@ -79,19 +79,19 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
     coordinator = free_port()
     command = ["launch.py", "--config=experiments/quickstart.py", f"--workdir={tmp_path / 'moved'}", *tiny_flags, *more]
     command += ["--config.train.epochs=200", "--distributed", f"--coordinator={coordinator}", "--num_processes=2"]
-    processes = [start(*command, f"--process_id={number}", devices=2) for number in range(2)]
+    pair = [start(*command, f"--process_id={number}", devices=2) for number in range(2)]
     said = ""
-    for line in processes[0].stdout:
+    for line in pair[0].stdout:
         said += line
         if line.startswith("epoch 3 "):
             break
-    assert "4 cpu devices of 2 processes" in said and "going on from step 8 " in said, outcome(processes[0])
-    processes[1].send_signal(signal.SIGKILL)
+    assert "4 cpu devices of 2 processes" in said and "going on from step 8 " in said, outcome(pair[0])
+    pair[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
-    code, _, err = outcome(processes[0], seconds=sharding.HEARTBEAT_SECONDS + 30)
+    code, _, err = outcome(pair[0], seconds=60)
     assert code == 1 and "another process of this run has ended" in err, err
-    assert "goes on from the last checkpoint" in err and time.monotonic() - killed < sharding.HEARTBEAT_SECONDS + 30
-    assert outcome(processes[1])[1] == ""  # only the first one prints
+    assert time.monotonic() - killed < 20  # JAX would notice after a minute
+    assert "epoch" not in outcome(pair[1])[1]  # only the first one prints
     saved = [
         int(path.name) for path in (tmp_path / "moved" / "checkpoints" / "latest").iterdir() if path.name.isdigit()
     ]
@@ -116,7 +116,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
 )
 def test_bad_addresses_are_refused(arguments, said):
     with pytest.raises(UserError, match=re.escape(said)):
-        sharding.start_processes(*arguments)
+        processes.join(*arguments)
 
 
 def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch):
@@ -134,5 +134,5 @@ def test_an_unreachable_coordinator_is_one_line_after_a_bounded_time(tmp_path):
         code, _, err = outcome(start(*command, devices=1), seconds=60)
     finally:
         del os.environ["EXVAE_CONNECT_SECONDS"]
-    assert code == 2 and "did not reach the others" in err and "within 2 s" in err, err
+    assert code == 2 and err.startswith("error: --distributed: not all processes met") and "within 2 s" in err, err
     assert "Traceback" not in err and not (tmp_path / "run").exists()

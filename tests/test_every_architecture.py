@@ -71,10 +71,12 @@ def check_figures(kind, workdir):
 
 def check_tasks(config, workdir):
     """Training ends with the task evaluate; the others add nothing that these two have not."""
-    for task in ("sample", "represent"):
-        launch.perform(task, config, workdir, str(workdir / f"{task}.npz"))
-    names = "random plates memorisation"
-    assert {f"{name}.png" for name in names.split()} <= {path.name for path in (workdir / "figures").iterdir()}
+    launch.perform("sample", config, workdir, str(workdir / "sample.npz"))
+    assert {"random.png", "plates.png"} <= {path.name for path in (workdir / "figures").iterdir()}
+    if config.model.architecture == "pixelsnail":  # draws pixel by pixel, and is compiled long
+        return
+    launch.perform("represent", config, workdir, str(workdir / "represent.npz"))
+    assert (workdir / "figures" / "memorisation.png").exists()
     assert json.loads((workdir / "represent.json").read_text())["knn"]["error"] < 0.5
 
 
