@@ -9,7 +9,6 @@ import numpy as np
 
 from exvae import feed, models, optim, sharding, step
 from exvae.priors.types import Batch
-from exvae.retrieval import scann
 from exvae.store import Store
 
 
@@ -25,17 +24,14 @@ class Loop:
         mesh = sharding.make_mesh()
         model = models.build(config.model, store.image_shape)
         optimizer = optim.optimizer(config.optim, 1000)
-        self.indices = None
-        if feed.uses_scann(config):
-            shape = scann.choose_shape(config, len(store))
-            self.indices = scann.Indices(shape, config.retrieval.num_neighbours, 0.0)
-            self.indices.start(table, None)
-            self.indices.search(np.arange(1))  # waits for it
-        self._feeder = feed.Feeder(config, model, mesh, store, self.indices)
         self._rng, self._number, self._choose = np.random.default_rng(0), 0, (len(store), config.train.batch_size)
         state = jax.jit(lambda: step.init_state(config, model, optimizer))()
         state = state.replace(params=params or state.params)
-        self.state = sharding.replicate(mesh, state.replace(table=None if table is None else np.array(table)))
+        if table is not None:
+            indexed = (np.array(table), np.array(table)) if feed.uses_scann(config) else None
+            state = state.replace(table=np.array(table), indexed=indexed)
+        self.state = sharding.replicate(mesh, state)
+        self._feeder = feed.Feeder(config, model, mesh, store, self.state)
         train_step = step.make_train_step(config, model, mesh, optimizer, 500)
         self._step = train_step.lower(self.state, self._batch()).compile()
         self.memory = self._step.memory_analysis()

@@ -25,9 +25,10 @@ from absl import app, flags
 from benchmarks.loop import Loop
 from experiments import mnist_vae
 from exvae import config as configs
-from exvae import evaluate, models, sharding
+from exvae import models, sharding
 from exvae.data import glyphs
 from exvae.figures import save_panels
+from exvae.models.encoding import make_encode_all
 from exvae.retrieval import scann
 from exvae.store import Store
 
@@ -88,7 +89,7 @@ def learn(images: np.ndarray, steps: int) -> tuple[dict, np.ndarray]:
     loop.run(steps)
     params = loop.state.params
     model = models.build(make_config("exact", len(first)).model, images.shape[1:])
-    encode_all = evaluate.make_encode_all(model, sharding.make_mesh(), block=1000)
+    encode_all = make_encode_all(model, sharding.make_mesh(), block=1000)
     return jax.device_get(params), np.array(encode_all(params, make_store(images, on_host=True))[: len(images)])
 
 

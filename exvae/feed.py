@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from exvae import objectives, sharding, step
 from exvae.priors import PRIORS, exemplar
@@ -36,10 +37,15 @@ def uses_scann(config: Any) -> bool:
 
 
 class Feeder:
-    """Makes the Batch of every step."""
+    """Makes the Batch of every step, and keeps the ScaNN index that it looks into."""
 
-    def __init__(self, config: Any, model: nn.Module, mesh: Mesh, store: Store, indices: scann.Indices | None):
-        self._config, self._mesh, self._store, self._indices = config, mesh, store, indices
+    def __init__(self, config: Any, model: nn.Module, mesh: Mesh, store: Store, state: TrainState):
+        """
+        Args:
+          state: the one that training goes on from.
+        """
+        self._config, self._mesh, self._store = config, mesh, store
+        self._indices = self._start_indices(state) if uses_scann(config) else None
         self._key = np.asarray(jax.random.key_data(step.split_seed(config.seed)[2]))
         self._rows = sharding.own_rows(mesh, config.train.batch_size)
         self._find = _make_find(config, model, mesh)
@@ -71,6 +77,32 @@ class Feeder:
             return batch
         batch = batch._replace(slots=sharding.join_rows(self._mesh, slots, len(slots) * jax.process_count()))
         return batch._replace(slot_images=self._store.take(slots)) if self._store.on_host else batch
+
+    def swap_index(self, state: TrainState, number: int) -> TrainState:
+        """Before step `number`, if it is due: the next index comes into use, and one of the table as it is is begun."""
+        if not self._indices or not number or number % self._config.retrieval.rebuild_steps:
+            return state
+        snapshot = jnp.copy(state.table)
+        self._indices.swap(self._on_host(snapshot))
+        return state.replace(indexed=(state.indexed[1], snapshot))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """For the log: how many of the nearest exemplars the index finds."""
+        return {"recall": self._indices.recall} if self._indices else {}
+
+    def _start_indices(self, state: TrainState) -> scann.Indices:
+        options = self._config.retrieval
+        shape = scann.choose_shape(self._config, len(self._store))
+        print(f"index of {shape.describe()}, rebuilt every {options.rebuild_steps} steps", flush=True)
+        indices = scann.Indices(shape, options.num_neighbours, options.min_recall)
+        used, pending = map(self._on_host, state.indexed)
+        indices.start(used, None if int(state.step) <= options.rebuild_steps else pending)  # the same until a swap
+        return indices
+
+    def _on_host(self, table: Float[Array, "R D"]) -> Float[np.ndarray, "N D"]:
+        """A copy: the next step reuses the table's memory."""
+        return np.array(sharding.fetch(table)[: len(self._store)])
 
 
 def _make_find(config: Any, model: nn.Module, mesh: Mesh):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from exvae import config as configs
 from exvae import data, gallery, metrics, models, optim, sharding
@@ -183,41 +183,18 @@ def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, beg
     config, per_epoch = setup.config, setup.steps_per_epoch
     progress = metrics.Progress(config.train.epochs * per_epoch, config.train.batch_size)
     first = int(state.step) // per_epoch
-    indices = _start_indices(setup, state) if uses_scann(config) else None
-    feeder = Feeder(config, setup.model, setup.mesh, setup.store, indices)
+    feeder = Feeder(config, setup.model, setup.mesh, setup.store, state)
     for epoch in range(first + 1, config.train.epochs + 1):
         if int(state.stopping.bad_epochs) >= config.train.patience:
             print(f"no better validation ELBO for {config.train.patience} epochs: stopped after epoch {epoch - 1}")
             break
-        state = _run_epoch(setup, state, epoch, checkpoints, progress, began, feeder, indices)
-        state = _end_epoch(setup, state, epoch, checkpoints, writer, progress, indices)
+        state = _run_epoch(setup, state, epoch, checkpoints, progress, began, feeder)
+        state = _end_epoch(setup, state, epoch, checkpoints, writer, progress, feeder)
         checkpoints.save_latest(int(state.step), state, _meta(setup, began))
     return state
 
 
-def _on_host(setup: Setup, table: Float[Array, "R D"]) -> Float[np.ndarray, "N D"]:
-    """A copy: the next step reuses the table's memory."""
-    return np.array(sharding.fetch(table)[: len(setup.store)])
-
-
-def _start_indices(setup: Setup, state: TrainState) -> scann.Indices:
-    config = setup.config
-    shape = scann.choose_shape(config, len(setup.store))
-    print(f"index of {shape.describe()}, rebuilt every {config.retrieval.rebuild_steps} steps", flush=True)
-    indices = scann.Indices(shape, config.retrieval.num_neighbours, config.retrieval.min_recall)
-    used, pending = (_on_host(setup, table) for table in state.indexed)
-    indices.start(used, None if int(state.step) <= config.retrieval.rebuild_steps else pending)
-    return indices
-
-
-def _swap_index(setup: Setup, state: TrainState, indices: scann.Indices) -> TrainState:
-    """The index that was being built comes into use, and one of the table as it is now is begun."""
-    snapshot = jnp.copy(state.table)
-    indices.swap(_on_host(setup, snapshot))
-    return state.replace(indexed=(state.indexed[1], snapshot))
-
-
-def _run_epoch(setup: Setup, state, epoch, checkpoints, progress, began, feeder, indices) -> TrainState:
+def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progress, began, feeder) -> TrainState:
     """The steps of an epoch that are still to be taken."""
     config = setup.config
     order = epoch_order(config.seed, epoch, len(setup.store), config.train.batch_size)
@@ -226,8 +203,7 @@ def _run_epoch(setup: Setup, state, epoch, checkpoints, progress, began, feeder,
     saved = time.monotonic()
     progress.begin(step)
     for index in order[step % setup.steps_per_epoch :]:
-        if indices and step and step % config.retrieval.rebuild_steps == 0:
-            state = _swap_index(setup, state, indices)
+        state = feeder.swap_index(state, step)
         state, elbo = setup.train_step(state, feeder(state, step, index))
         step += 1
         queue.append((step, elbo))
@@ -261,7 +237,7 @@ def check_finite(step: int, elbo: Array | float) -> float:
     return elbo
 
 
-def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer, progress, indices) -> TrainState:
+def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer, progress, feeder) -> TrainState:
     """Validate, keep the best parameters, log."""
     config, step = setup.config, int(state.step)
     rate = progress.rate(step)
@@ -273,7 +249,9 @@ def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer,
     stopping = state.stopping.update(epoch, valid["elbo"], config.optim.kl_warmup_epochs)
     if int(stopping.best_epoch) == epoch:
         checkpoints.save_best(step, state.params, {"images": setup.checksum})
-    writer.write(step, epoch, "train", {**train_figures, **_extra(config, state, indices), "images_per_second": rate})
+    writer.write(
+        step, epoch, "train", {**train_figures, **_extra(config, state), **feeder.figures, "images_per_second": rate}
+    )
     writer.write(step, epoch, "valid", valid)
     progress.epoch(
         f"epoch {epoch}  train elbo {train_figures['elbo']:.2f}  valid elbo {valid['elbo']:.2f}  "
@@ -287,12 +265,10 @@ def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer,
     )
 
 
-def _extra(config: Any, state: TrainState, indices: scann.Indices | None) -> dict[str, float]:
-    """More of what training has come to: sigma, and how many neighbours the ScaNN index finds."""
+def _extra(config: Any, state: TrainState) -> dict[str, float]:
     if not uses_exemplars(config):
         return {}
-    sigma = float(jnp.exp(0.5 * state.params["prior"]["log_var"]))
-    return {"sigma": sigma} | ({"recall": indices.recall} if indices else {})
+    return {"sigma": float(jnp.exp(0.5 * state.params["prior"]["log_var"]))}
 
 
 def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, seconds: float) -> dict:

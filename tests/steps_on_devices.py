@@ -65,10 +65,9 @@ def run_steps(architecture: str, search: str, images: Path) -> dict[str, np.ndar
     setup = train.prepare(make_config(architecture, search, images), Path(tempfile.mkdtemp()))
     assert setup.steps_per_epoch == 20
     state = place(first_state(architecture, images), setup)
-    indices = train._start_indices(setup, state) if uses_scann(setup.config) else None
-    feeder = Feeder(setup.config, setup.model, setup.mesh, setup.store, indices)
+    feeder = Feeder(setup.config, setup.model, setup.mesh, setup.store, state)
     progress = metrics.Progress(20, 16)
-    state = train._run_epoch(setup, state, 1, mock.Mock(), progress, time.monotonic(), feeder, indices)
+    state = train._run_epoch(setup, state, 1, mock.Mock(), progress, time.monotonic(), feeder)
     assert int(state.step) == 20
     leaves = jax.tree_util.tree_leaves_with_path({"params": state.params, "loss": state.sums["loss"]})
     return {jax.tree_util.keystr(path): sharding.fetch(leaf) for path, leaf in leaves}

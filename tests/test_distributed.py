@@ -95,7 +95,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
     saved = [
         int(path.name) for path in (tmp_path / "moved" / "checkpoints" / "latest").iterdir() if path.name.isdigit()
     ]
-    assert max(saved) >= 24
+    assert max(saved) >= 16  # what was being written when it was killed may be lost
     tiny_config.train.epochs = max(saved) // 8 + 1
     for workdir in (tmp_path / "moved", tmp_path / "straight"):
         train.train(tiny_config, workdir)

@@ -8,6 +8,7 @@ from scipy import special, stats
 
 from exvae import evaluate, models, sharding
 from exvae.config import get_config
+from exvae.models.encoding import make_encode_all
 from exvae.store import Store
 
 SHAPE, DIM = (3, 4, 1), 2
@@ -107,7 +108,7 @@ def test_encode_all_gives_means_of_images_in_order(setup, on_host):
     want = model.apply({"params": params["model"]}, x, method="encode").mean
     store = Store(evaluator.mesh, images, device_mib=1e-6 if on_host else 1, memory_mib=1)
     assert store.on_host == on_host
-    encode_all = evaluate.make_encode_all(model, evaluator.mesh, block=4)
+    encode_all = make_encode_all(model, evaluator.mesh, block=4)
     np.testing.assert_allclose(encode_all(params, store), want, rtol=1e-5, atol=1e-6)
 
 

@@ -216,7 +216,7 @@ def test_table_rows_change_only_where_images_were_encoded(tiny_config, tmp_path)
     before = means + 1.0
     state = state.replace(table=jnp.asarray(before))
     index = np.arange(40, dtype=np.int32)
-    feeder = train.Feeder(setup.config, setup.model, setup.mesh, setup.store, None)
+    feeder = train.Feeder(setup.config, setup.model, setup.mesh, setup.store, state)
     state, _ = setup.train_step(state, feeder(state, 0, index))
     after = np.asarray(state.table)
     changed = np.flatnonzero((after != before).any(-1))

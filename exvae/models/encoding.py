@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from exvae import models, sharding
 from exvae.data.batches import map_batches
 from exvae.distributions import Normal, to_unit
+from exvae.store import Store
 
 BLOCK = 1000  # images encoded at a time
 
@@ -88,6 +89,44 @@ def _bytes_per_image(block_fn: Callable, params: dict) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
 
     return kept(2) - kept(1)
+
+
+def make_encode_all(model: nn.Module, mesh: Mesh, block: int) -> Callable[[dict, Store], Float[Array, "R D"]]:
+    """The function (params, store) -> latent means of all images, in blocks of so many on each device.
+
+    Device d has rows d R / devices and on: it encodes these, and a process reads no other images.
+    """
+    exactly = jax.default_matmul_precision("highest")
+
+    @functools.partial(jax.jit, out_shardings=sharding.part(mesh))
+    @exactly
+    def encode_whole(params: dict, images: UInt8[Array, "N H W C"]) -> Float[Array, "R D"]:
+        rows = jnp.arange(sharding.round_up(len(images), mesh))
+        return encode_split(mesh, model, params, images, jnp.minimum(rows, len(images) - 1), block=block)
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding.part(mesh))
+    @exactly
+    def encode_block(table, start: int, params: dict, images: UInt8[Array, "b H W C"]) -> Float[Array, "R D"]:
+        write = lambda table, means, start: lax.dynamic_update_slice(table, means, (start, 0))  # noqa: E731
+        write = sharding.per_device(mesh, write, (sharding.PART, sharding.PART, sharding.WHOLE), sharding.PART)
+        return write(table, encode_split(mesh, model, params, images, None), start)
+
+    def encode_all(params: dict, store: Store) -> Float[Array, "R D"]:
+        if not store.on_host:
+            return encode_whole(params, store.whole)
+        num_rows = sharding.round_up(len(store), mesh)
+        per_device = num_rows // mesh.size
+        size = min(block, per_device)
+        first = np.arange(num_rows)[sharding.own_rows(mesh, num_rows)][::per_device, None]  # of each own device
+        table = sharding.zeros(mesh, (num_rows, model.latent_dim))
+        for start in range(0, per_device, size):
+            start = min(start, per_device - size)  # the last block reaches back
+            rows = first + start + np.arange(size)
+            images = store.take(np.minimum(rows, len(store) - 1).reshape(-1))
+            table = encode_block(table, start, params, images)
+        return table
+
+    return encode_all
 
 
 @functools.partial(jax.jit, static_argnums=0)
