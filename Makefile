@@ -20,6 +20,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.likelihood
 	$(BIN)/python -m benchmarks.augment_step
 	$(BIN)/python -m benchmarks.pixel_sampling
+	$(BIN)/python -m benchmarks.scale
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,14 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv)
-    if code == 1:  # on a full disk background writers would add their tracebacks on the way out
+    try:
+        code = main(sys.argv)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # At once: on a full disk background writers would add their tracebacks on the way out, and of several processes one
+    # that fails would wait for the others.
+    if code == 1 or (code and jax.distributed.is_initialized()):
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)

@@ -106,7 +106,9 @@ def _set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
     """Move a damaged checkpoint out of the way, so that its step can be saved again and nothing is thrown away."""
     folder = Path(manager.directory)
     aside = folder.parent / f"damaged-{folder.name}-{step}-{time.time_ns()}"
-    (folder / str(step)).rename(aside)
+    if sharding.is_main():
+        (folder / str(step)).rename(aside)
+    sharding.anywhere(False)  # the others wait for it
     manager.reload()
     return aside
 
@@ -115,16 +117,17 @@ def _restore(manager: ocp.CheckpointManager, like: Callable[[dict], Any]) -> tup
     steps = sorted(manager.all_steps(), reverse=True)
     damaged = {}
     for step in steps:
+        error = None
         try:
             meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
             shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like(meta))
             state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))["state"]
-        except Exception as error:  # orbax raises many kinds for a damaged folder
+        except Exception as raised:  # orbax raises many kinds for a damaged folder
+            error = raised
+        if sharding.anywhere(error is not None):  # the part of another process may be the damaged one
             damaged[step] = " ".join(str(error).split())[:200]
             continue
-        for bad in (
-            damaged if sharding.is_main() else ()
-        ):  # only now: where none can be read the fault may lie elsewhere, and nothing is moved
+        for bad in damaged:  # only now: where none can be read the fault may lie elsewhere, and nothing is moved
             aside = _set_aside(manager, bad)
             print(f"warning: the checkpoint of step {bad} is damaged (moved to {aside}); going back to step {step}")
         return step, state, meta

@@ -35,14 +35,14 @@ class Evaluator(NamedTuple):
     """The compiled functions that evaluation consists of."""
 
     mesh: Mesh
-    batch: int  # images that `elbo_batch` is given, split over the devices
+    batch: int  # images that `elbo_batch` is given, split over the devices; a constant, because z is drawn by batch
     encode_all: Any  # (params, store) -> latent means, split over the devices; rows beyond the images are padding
     components: Any  # (params, latent means or None, number of exemplars) -> what the prior is made of
     elbo_batch: Any  # (params, key, images, components) -> Elbo
 
 
 def make_evaluator(config: Any, model: nn.Module, mesh: Mesh) -> Evaluator:
-    batch = min(BATCH, 5 * model.block_rows)  # on each device
+    batch = min(BATCH, 5 * model.block_rows)
     exactly = jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
 
     @jax.jit
@@ -55,7 +55,7 @@ def make_evaluator(config: Any, model: nn.Module, mesh: Mesh) -> Evaluator:
     def elbo_batch(params: dict, key: Array, images: UInt8[Array, "B H W C"], components: Any) -> Elbo:
         return evaluation_elbo(key, config, model, mesh, params, images, components)
 
-    return Evaluator(mesh, batch * mesh.size, make_encode_all(model, mesh, 2 * batch), components, elbo_batch)
+    return Evaluator(mesh, batch, make_encode_all(model, mesh, 2 * batch), components, elbo_batch)
 
 
 def mean_elbo(
@@ -149,7 +149,8 @@ def open_records(run: Run) -> Records | Memory:
         found = sharding.agree(np.array([[record[name] for name in FIGURES] for record in found], np.float32))
         if not sharding.is_main():
             known = np.flatnonzero(~np.isnan(found[:, 0])).tolist()
-            records.add([{"image": i, **dict(zip(FIGURES, found[i].tolist(), strict=True))} for i in known])
+            rows = [(*found[i, :-1].tolist(), int(found[i, -1])) for i in known]
+            records.add([{"image": i, **dict(zip(FIGURES, r, strict=True))} for i, r in zip(known, rows, strict=True)])
     return records
 
 

@@ -139,8 +139,7 @@ def save_panels(path: Path, panels: dict[str, dict[str, tuple[Sequence[float], S
         for name, (x, y) in lines.items():
             one.plot(x, y, marker="o", markersize=3, label=name, color=f"C{names.index(name)}")
         one.set_xscale("log")
-        one.margins(y=0.1)
-        one.set_ylim(bottom=0)
+        one.set_ylim(0, 1.1 * one.dataLim.ymax)
         one.set_title(title, fontsize=9)
         one.set_xlabel(xlabel)
     axes[0].legend(frameon=False, fontsize=8)

@@ -57,8 +57,8 @@ def _render(model: nn.Module, params: dict, latents: tuple[Float[Array, "B D"], 
 
 
 def block(run: Run) -> int:
-    """Images at a time: on each device twice the codes whose activations stay in a CPU core's cache."""
-    return 2 * run.model.block_rows * run.mesh.size
+    """Images at a time: twice the codes whose activations stay in a CPU core's cache. z is drawn by block."""
+    return 2 * run.model.block_rows
 
 
 def latents(run: Run, images: UInt8[np.ndarray, "n H W C"]) -> tuple[Float[np.ndarray, "n D"], ...]:

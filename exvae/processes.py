@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -44,6 +45,7 @@ def join(coordinator: str, num_processes: int, process_id: int) -> None:
     try:
         jax.distributed.initialize(
             *((coordinator, num_processes, process_id) if all(given) else (None, None, None)),
+            local_device_ids=None if all(given) else _visible_devices(),
             initialization_timeout=seconds + 60,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
@@ -55,6 +57,12 @@ def join(coordinator: str, num_processes: int, process_id: int) -> None:
     finally:
         timer.cancel()
     _watch()
+
+
+def _visible_devices() -> list[int] | None:
+    """All GPUs that SLURM has given to this process. JAX would take the one with the process's number on its node."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return list(range(len(visible.split(",")))) if visible else None
 
 
 def leave() -> None:
@@ -72,20 +80,27 @@ def _watch() -> None:
     address, server = "", None
     if sharding.is_main():
         server = socket.create_server(("", 0))
-        address = f"{socket.gethostname()}:{server.getsockname()[1]}"
+        address = f"{secrets.token_hex(16)}:{socket.gethostname()}:{server.getsockname()[1]}"
     letters = np.zeros(256, np.uint8)
     letters[: len(address)] = np.frombuffer(address.encode(), np.uint8)
-    host, _, port = bytes(np.asarray(sharding.agree(letters))).rstrip(b"\0").decode().rpartition(":")
+    token, host, port = bytes(np.asarray(sharding.agree(letters))).rstrip(b"\0").decode().split(":")
     if server is not None:
-        threading.Thread(target=_accept, args=(server,), daemon=True).start()
+        threading.Thread(target=_accept, args=(server, token.encode()), daemon=True).start()
         return
     with contextlib.suppress(OSError):  # a name or port that cannot be reached: JAX's heartbeat is left
-        _listen(socket.create_connection((host, int(port)), timeout=10))
+        connection = socket.create_connection((host, int(port)), timeout=10)
+        connection.sendall(token.encode())
+        _listen(connection)
 
 
-def _accept(server: socket.socket) -> None:
-    for _ in range(jax.process_count() - 1):
-        _listen(server.accept()[0])
+def _accept(server: socket.socket, token: bytes) -> None:
+    """Whoever knows the token is one of us; others may knock as they like."""
+    while len(_connections) < jax.process_count() - 1:
+        connection = server.accept()[0]
+        with contextlib.suppress(OSError):
+            connection.settimeout(10)
+            if connection.recv(len(token), socket.MSG_WAITALL) == token:
+                _listen(connection)
 
 
 def _listen(connection: socket.socket) -> None:

@@ -28,8 +28,11 @@ def is_main() -> bool:
 
 
 def make_mesh(batch_size: int = 0) -> Mesh:
-    """All devices of all processes along one axis."""
-    mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
+    """All devices of all processes along one axis, those of a process next to each other."""
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    if len(devices) != jax.local_device_count() * jax.process_count():
+        raise UserError(f"every process must have as many devices; this one has {jax.local_device_count()}")
+    mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     if batch_size % mesh.size:
         raise UserError(f"config.train.batch_size={batch_size} must be a multiple of the {mesh.size} devices")
     return mesh
@@ -51,7 +54,7 @@ def replicate(mesh: Mesh, tree: Any) -> Any:
 
 
 def split(mesh: Mesh, tree: Any) -> Any:
-    """The first axis of every leaf split over the devices; each process hands over its own rows of it."""
+    """The first axis of every leaf split over the devices; all processes must have the same."""
     return _put(part(mesh), tree)
 
 
@@ -106,6 +109,11 @@ def fetch(tree: Any) -> Any:
 def agree(value: Any) -> Any:
     """What the main process says, in every process."""
     return value if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(value)
+
+
+def anywhere(flag: bool) -> bool:
+    """Whether it is so in any process."""
+    return flag if jax.process_count() == 1 else bool(np.max(multihost_utils.process_allgather(np.int32(flag))))
 
 
 def over_images(mesh: Mesh, score: Callable) -> Callable:

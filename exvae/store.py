@@ -23,7 +23,8 @@ class Store:
         """
         self._mesh, self._images = mesh, images
         limit = device_mib * 2**20 or _device_bytes() * SHARE or memory_mib * 2**20
-        self.whole: Array | None = sharding.replicate(mesh, images) if images.nbytes <= limit else None
+        too_many = sharding.anywhere(images.nbytes > limit)  # all processes must do the same
+        self.whole: Array | None = None if too_many else sharding.replicate(mesh, images)
 
     def __len__(self) -> int:
         return len(self._images)

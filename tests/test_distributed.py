@@ -120,8 +120,9 @@ def test_bad_addresses_are_refused(arguments, said):
 
 
 def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 3)
-    monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, **__: type("Mesh", (), {"size": shape[0]}))
+    monkeypatch.setattr(jax, "devices", lambda: 3 * [jax.local_devices()[0]])
+    monkeypatch.setattr(jax, "local_device_count", lambda: 3)
+    monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: type("Mesh", (), {"size": len(devices)}))
     with pytest.raises(UserError, match="config.train.batch_size=100 must be a multiple of the 3 devices"):
         sharding.make_mesh(100)
 

@@ -51,7 +51,8 @@ def nearest(
 
     def local(queries, table, draw_keys, leave_out):
         rows = lax.axis_index(sharding.AXIS) * len(table) + jnp.arange(len(table))
-        allowed = draw.replace(keys=draw_keys).contains(rows) & (rows < draw.num_train)
+        real = jnp.minimum(rows, draw.num_train - 1)  # of padding the draw must not be asked: it might never answer
+        allowed = draw.replace(keys=draw_keys).contains(real) & (rows < draw.num_train)
         rows = jnp.nonzero(allowed, size=bound, fill_value=NOBODY)[0]
         values, found = nearest_of(queries, table, rows, k + 1)  # one more, should the query itself be among them
         found = jnp.where(found == NOBODY, NOBODY, found + lax.axis_index(sharding.AXIS) * len(table))

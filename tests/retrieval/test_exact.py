@@ -113,6 +113,17 @@ def test_nearest_at_the_shape_of_a_training_step():
     assert all(len(set(row)) == k for row in got)
 
 
+def test_nearest_does_not_ask_the_draw_about_padding():
+    """At this step the permutation sends the grid's spare cell, row 4999 of 4999, to itself: the walk would not end."""
+    draw = draw_exemplars(np.array([0, 42], np.uint32), 365, 4999, 100)
+    assert draw._forward(np.array([4999], np.uint32)) == 4999
+    table = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)  # as on two devices, or four
+    mesh = sharding.make_mesh()
+    run = jax.jit(lambda *args: exact.nearest(mesh, *args, 4, draw=draw, leave_out=None), compiler_options=QUICKLY)
+    want = brute(table[:6], table[:4999], 4, draw.contains(np.arange(4999)), None)
+    np.testing.assert_array_equal(run(table[:6], table), want)
+
+
 @pytest.mark.parametrize("n, m, devices", [(50_000, 25_000, 8), (1000, 100, 64), (1003, 1003, 4), (10, 3, 2)])
 def test_a_device_never_has_more_drawn_rows_than_it_makes_room_for(n, m, devices):
     per_device = -(-n // devices)
