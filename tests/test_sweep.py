@@ -327,8 +327,9 @@ def test_second_sweep_in_a_folder_is_refused(tmp_path, children):
 
 
 PARENT = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so do theirs
 sys.path[:0] = [{root!r}, {tests!r}]
 import test_sweep
 test_sweep.sweep.child_command = test_sweep.fake_children({{1: "hang"}})
