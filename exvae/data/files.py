@@ -18,7 +18,7 @@ from exvae.data.types import Source, Undecoded
 from exvae.errors import UserError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
-_BROKEN_ZIP = (zipfile.BadZipFile, OSError, EOFError, zlib.error, NotImplementedError, RuntimeError)
+_BROKEN_ZIP = (zipfile.BadZipFile, OSError, EOFError, zlib.error, RuntimeError)
 _BROKEN = (*_BROKEN_ZIP, SyntaxError, ValueError, struct.error, Image.DecompressionBombError)
 
 
