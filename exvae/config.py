@@ -71,17 +71,23 @@ def get_config() -> ml_collections.ConfigDict:
     retrieval.reorder = 0  # scann: rows scored exactly after 4-bit codes; 0: codes from N = 500,000 on; -1: no codes
     retrieval.min_recall = 0.9  # scann: warn where the index finds less than this of the K nearest
 
+    config.objective = objective = ml_collections.ConfigDict()
+    objective.samples = 1  # of z for each image of a batch: the training ELBO is their mean
+
     config.optim = optim = ml_collections.ConfigDict()
     optim.learning_rate = 5e-4  # constant, or the peak of the cosine
     optim.schedule = "constant"  # constant, cosine
     optim.rise_steps = 1000  # cosine: linear rise to the peak
     optim.floor = 0.02  # cosine: last rate as a fraction of the peak
     optim.normalise_gradients = True  # each tensor's gradient to unit norm before Adam
+    optim.estimator = "plain"  # plain: every gradient of the ELBO (the paper); stl: none through q in log q(z|x)
+    optim.ema = 0.0  # decay of an average of the parameters, which is what is validated and used; 0: no average
     optim.kl_warmup_epochs = 100  # beta rises linearly to 1 over these
 
     config.train = train = ml_collections.ConfigDict()
     train.epochs = 2000  # at most
     train.batch_size = 100  # B
+    train.validate_epochs = 1  # validate after every so many epochs, and after the last
     train.patience = 50  # stop after so many epochs without a better validation ELBO (never within the warm-up)
     train.checkpoint_minutes = 5.0  # the latest state is saved at every epoch's end and at least this often
 
@@ -159,6 +165,9 @@ def validate(config: Any) -> None:
     _one_of("retrieval.search", config.retrieval.search, ("none", "exact", "scann"))
     _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))
     _one_of("optim.schedule", config.optim.schedule, ("constant", "cosine"))
+    _one_of("optim.estimator", config.optim.estimator, ("plain", "stl"))
+    if not 0 <= config.optim.ema < 1:
+        raise UserError(f"config.optim.ema={config.optim.ema} must be at least 0 and less than 1")
     _one_of("eval.method", config.eval.method, ("pruned", "exact"))
     if not re.match("(npz|images):.", config.eval.exemplars):
         _one_of("eval.exemplars", config.eval.exemplars, ("train", "train+valid", "npz:PATH", "images:PATH"))
@@ -177,8 +186,10 @@ def validate(config: Any) -> None:
         "prior.num_exemplars": 0, "prior.num_pseudo_inputs": 1, "prior.activation_mib": 0,
         "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0, "retrieval.rebuild_steps": 0,
         "retrieval.leaves": 0, "retrieval.leaves_searched": 0, "retrieval.reorder": -1, "retrieval.min_recall": 0,
-        "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0, "optim.kl_warmup_epochs": 0,
-        "train.epochs": 1, "train.batch_size": 1, "train.patience": 1, "train.checkpoint_minutes": 0,
+        "objective.samples": 1, "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0,
+        "optim.kl_warmup_epochs": 0,
+        "train.epochs": 1, "train.batch_size": 1, "train.validate_epochs": 1, "train.patience": 1,
+        "train.checkpoint_minutes": 0,
         "eval.iwae_samples": 1, "eval.num_images": 0, "eval.candidates": 1, "eval.audit": 1, "eval.tolerance": 0,
         "generate.seed": 0, "generate.num_images": 1, "generate.num_sources": 1, "generate.label": -1,
         "generate.temperature": 0, "generate.steps": 2, "represent.tsne_images": 0, "represent.memorisation_images": 1,

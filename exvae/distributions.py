@@ -34,6 +34,17 @@ def log_normal(z: Float[Array, "B D"], p: Normal) -> Float[Array, " B"]:
     return -0.5 * jnp.sum(LOG_2PI + p.log_var + squares, axis=-1)
 
 
+def log_posterior(z: Float[Array, "B D"], q: Normal, stl: bool = False) -> Float[Array, " B"]:
+    """log q(z), where z was drawn from q.
+
+    Args:
+      stl: sticking the landing (Roeder et al., 2017). The gradient passes through z, not through the parameters of q.
+        What it leaves out, the score of q at its own sample, has a mean of zero: the estimate of the ELBO's gradient
+        stays unbiased, and where q is the exact posterior it has no variance left.
+    """
+    return log_normal(z, jax.lax.stop_gradient(q) if stl else q)
+
+
 @jax.custom_jvp
 def log_bernoulli(x: Float[Array, "B ..."], logits: Float[Array, "B ..."]) -> Float[Array, " B"]:
     """log Bernoulli(x | sigmoid(logits)) = sum [x * logits - log(1 + exp(logits))], stable for any logit.

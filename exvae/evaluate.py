@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -129,11 +130,13 @@ def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dic
     records = open_records(run)
     try:
         values |= log_likelihood(run, records)
+        seconds = scoring_seconds(run, records)
     finally:
         records.close()
     # results.json has the last evaluation; each kind has its own summary beside its records.
     if sharding.is_main():
-        metrics.write_json(records.path.with_suffix(".json"), {"eval": config.eval.to_dict(), "test": values})
+        summary = {"eval": config.eval.to_dict(), "test": values, "seconds": seconds}
+        metrics.write_json(records.path.with_suffix(".json"), summary)
     return values
 
 
@@ -211,6 +214,12 @@ def log_likelihood(run: Run, records: Records) -> dict:
     return values
 
 
+def scoring_seconds(run: Run, records: Records) -> float:
+    """Spent on the log-likelihood, before kills and after; records that are older than this figure count 0."""
+    order = subset(run.config.seed, len(run.dataset.test), run.config.eval.num_images)
+    return sum(records.get(int(image)).get("seconds", 0.0) for image in order)
+
+
 def standard_error(values: Float[np.ndarray, " n"]) -> float | None:
     """Of the mean; one value has none."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
@@ -267,14 +276,16 @@ def _score(mesh: Mesh, score: Callable, images, order: list[int], candidates: in
     for start in range(0, len(order), mesh.size):
         index = np.array(order[start : start + mesh.size], np.int32)
         padded = np.resize(index, mesh.size)
+        began = time.monotonic()
         scores = sharding.fetch(score(*sharding.split(mesh, (images[padded], padded))))
         if not np.all(np.isfinite(scores.log_likelihood)):
             bad = padded[~np.isfinite(scores.log_likelihood)][0]
             raise FloatingPointError(f"the log-likelihood of image {bad} is not finite")
         rows = zip(index.tolist(), *(np.minimum(a, 1e30).tolist() for a in scores), strict=False)
+        same = {"candidates": candidates, "seconds": (time.monotonic() - began) / len(index)}
         records.add(
             [
-                {"image": image, "log_likelihood": value, "excess": excess, "loss": loss, "candidates": candidates}
+                {"image": image, "log_likelihood": value, "excess": excess, "loss": loss, **same}
                 for image, value, excess, loss in rows
             ]
         )

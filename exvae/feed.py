@@ -111,6 +111,7 @@ def _make_find(config: Any, model: nn.Module, mesh: Mesh):
     @jax.jit
     def find(state: TrainState, batch: Batch) -> Int[Array, " U"]:
         terms, _ = objectives.training_terms(step.step_key(state), config, model, state.params, batch)
-        return exemplar.find_slots(config, mesh, batch, terms.q.mean, state.table)
+        means = terms.q.mean[:: config.objective.samples]
+        return exemplar.find_slots(config, mesh, batch, means, state.table)
 
     return find

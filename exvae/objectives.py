@@ -31,11 +31,15 @@ def elbo_of(terms: Terms, log_pz: Float[Array, " B"]) -> Elbo:
 
 
 def training_terms(key: Array, config: Any, model: nn.Module, params: dict, batch: Batch) -> tuple[Terms, dict]:
-    """What the networks say of a batch, its pixels drawn anew, and the new running statistics."""
+    """What the networks say of a batch, its pixels drawn anew, and the new running statistics.
+
+    `objective.samples` codes are drawn for each image, those of an image one after another.
+    """
     key_x, key_z, key_dropout = jax.random.split(key, 3)
     images = batch.own_images()
     x = binarize(key_x, images) if config.model.likelihood == "bernoulli" else to_unit(images)
-    return models.training_terms(key_z, key_dropout, model, params, x)
+    stl, samples = config.optim.estimator == "stl", config.objective.samples
+    return models.training_terms(key_z, key_dropout, model, params, x, stl, samples)
 
 
 def training_elbo(

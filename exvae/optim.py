@@ -48,6 +48,17 @@ def kl_weight(step: Array, steps_per_epoch: int, warmup_epochs: int) -> Array:
     return jnp.minimum(1.0, epoch / max(warmup_epochs, 1))
 
 
+def update_average(average: Any, params: Any, step: Array, decay: float) -> Any:
+    """average <- d average + (1 - d) params, with d = min(decay, t / (t + 9)) after t steps.
+
+    At first d is smaller, so that what was there before training is soon forgotten: after t steps its weight is below
+    10^9 / t^9.
+    """
+    t = step.astype(jnp.float32)
+    rate = 1.0 - jnp.minimum(decay, t / (t + 9.0))
+    return jax.tree.map(lambda a, p: a + rate * (p - a), average, params)
+
+
 class EarlyStopping(NamedTuple):
     """The best validation ELBO so far, and for how many epochs since it has not improved."""
 
@@ -59,9 +70,12 @@ class EarlyStopping(NamedTuple):
     def start(cls) -> EarlyStopping:
         return cls(jnp.float32(-jnp.inf), jnp.int32(0), jnp.int32(0))
 
-    def update(self, epoch: int, elbo: float, warmup_epochs: int) -> EarlyStopping:
-        """The count stays at 0 until the KL warm-up ends: before that the objective itself still changes."""
+    def update(self, epoch: int, elbo: float, warmup_epochs: int, every: int = 1) -> EarlyStopping:
+        """After validation, which happens every so many epochs.
+
+        The count stays at 0 until the KL warm-up ends: before that the objective itself still changes.
+        """
         if np.float32(elbo) > np.float32(self.best_elbo):  # as the best is kept: a plateau is no improvement
             return EarlyStopping(jnp.float32(elbo), jnp.int32(epoch), jnp.int32(0))
-        bad = int(self.bad_epochs) + 1 if epoch >= warmup_epochs else 0
+        bad = int(self.bad_epochs) + every if epoch >= warmup_epochs else 0
         return self._replace(bad_epochs=jnp.int32(bad))

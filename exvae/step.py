@@ -27,6 +27,7 @@ class TrainState:
 
     step: Int[Array, ""]  # steps taken
     params: dict  # {"model": ..., "prior": ...}, and where there is batch norm "batch_stats": what it remembers
+    average: dict | None  # of the parameters and statistics over past steps; None without optim.ema
     opt_state: optax.OptState
     key: Array  # key data, never changes: what a stream draws at time t is fold_in(fold_in(key, stream), t)
     # Latent means of all exemplars, each as of when it was last encoded (RAT). Rows are split over the devices: R is N
@@ -36,6 +37,11 @@ class TrainState:
     indexed: tuple[Float[Array, "R D"], Float[Array, "R D"]] | None
     sums: dict[str, Float[Array, ""]]  # training figures of this epoch so far
     stopping: optim.EarlyStopping
+
+    @property
+    def best_guess(self) -> dict:
+        """The parameters to validate and to use: the average where there is one."""
+        return self.params if self.average is None else self.average
 
 
 def split_seed(seed: int) -> tuple[Array, Array, Array]:
@@ -70,6 +76,7 @@ def init_state(config: Any, model: nn.Module, optimizer: optax.GradientTransform
     return TrainState(
         step=jnp.int32(0),
         params=params,
+        average=jax.tree.map(jnp.copy, params) if config.optim.ema else None,
         opt_state=optimizer.init(learned(params)),
         key=jax.random.key_data(split_seed(config.seed)[2]),
         table=None,
@@ -116,10 +123,15 @@ def make_train_step(
         table = state.table
         for part in exemplars if table is not None else ():
             table = select.update(mesh, table, part.index, part.means)
+        params = {**optax.apply_updates(params, updates), **statistics}
+        average = state.average
+        if average is not None:
+            average = optim.update_average(average, params, state.step + 1, config.optim.ema)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
         state = state.replace(
             step=state.step + 1,
-            params={**optax.apply_updates(params, updates), **statistics},
+            params=params,
+            average=average,
             opt_state=opt_state,
             table=table,
             sums=jax.tree.map(jnp.add, state.sums, {**means_of, "loss": loss}),

@@ -238,31 +238,46 @@ def check_finite(step: int, elbo: Array | float) -> float:
 
 
 def _end_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, writer, progress, feeder) -> TrainState:
-    """Validate, keep the best parameters, log."""
+    """Validate if it is due, keep the best parameters, log."""
     config, step = setup.config, int(state.step)
     rate = progress.rate(step)
     train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
-    means = setup.evaluator.encode_all(state.params, setup.store) if uses_exemplars(config) else None
-    key = stream(jax.random.wrap_key_data(state.key), VALID, epoch)
-    valid = mean_elbo(setup.evaluator, state.params, key, setup.dataset.valid.images, means, len(setup.store))
-    check_finite(step, valid["elbo"])
-    stopping = state.stopping.update(epoch, valid["elbo"], config.optim.kl_warmup_epochs)
-    if int(stopping.best_epoch) == epoch:
-        checkpoints.save_best(step, state.params, {"images": setup.checksum})
+    text = f"epoch {epoch}  train elbo {train_figures['elbo']:.2f}"
+    is_due = epoch % config.train.validate_epochs == 0 or epoch == config.train.epochs
+    valid = _validate(setup, state, epoch) if is_due else None
     writer.write(
         step, epoch, "train", {**train_figures, **_extra(config, state), **feeder.figures, "images_per_second": rate}
     )
-    writer.write(step, epoch, "valid", valid)
-    progress.epoch(
-        f"epoch {epoch}  train elbo {train_figures['elbo']:.2f}  valid elbo {valid['elbo']:.2f}  "
-        f"(reconstruction {valid['reconstruction']:.2f}, kl {valid['kl']:.2f})  {rate:.0f} images/s"
-    )
+    if valid is not None:
+        writer.write(step, epoch, "valid", valid)
+        reconstruction, kl = (f"{valid[name]:.2f}" for name in ("reconstruction", "kl"))
+        text += f"  valid elbo {valid['elbo']:.2f}  (reconstruction {reconstruction}, kl {kl})"
+        state = _keep_best(setup, state, epoch, valid["elbo"], checkpoints)
+    progress.epoch(f"{text}  {rate:.0f} images/s")
     refresh = config.retrieval.refresh_epochs
     if state.table is not None and refresh and epoch % refresh == 0:
-        state = state.replace(table=means)
-    return state.replace(
-        sums=jax.tree.map(jnp.zeros_like, state.sums), stopping=sharding.replicate(setup.mesh, stopping)
+        state = state.replace(table=setup.evaluator.encode_all(state.params, setup.store))
+    return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
+
+
+def _validate(setup: Setup, state: TrainState, epoch: int) -> dict[str, float]:
+    """ELBO and its parts on the validation images, with all exemplars."""
+    params = state.best_guess
+    means = setup.evaluator.encode_all(params, setup.store) if uses_exemplars(setup.config) else None
+    key = stream(jax.random.wrap_key_data(state.key), VALID, epoch)
+    valid = mean_elbo(setup.evaluator, params, key, setup.dataset.valid.images, means, len(setup.store))
+    check_finite(int(state.step), valid["elbo"])
+    return valid
+
+
+def _keep_best(setup: Setup, state: TrainState, epoch: int, elbo: float, checkpoints: Checkpoints) -> TrainState:
+    """Save the parameters if none before were as good, and count the epochs since."""
+    stopping = state.stopping.update(
+        epoch, elbo, setup.config.optim.kl_warmup_epochs, setup.config.train.validate_epochs
     )
+    if int(stopping.best_epoch) == epoch:
+        checkpoints.save_best(int(state.step), state.best_guess, {"images": setup.checksum})
+    return state.replace(stopping=sharding.replicate(setup.mesh, stopping))
 
 
 def _extra(config: Any, state: TrainState) -> dict[str, float]:

@@ -63,11 +63,11 @@ def apply(model: nn.Module, params: dict, *args: Any, method: str) -> Any:
 
 
 def training_terms(
-    key: Array, key_dropout: Array, model: nn.Module, params: dict, x: Float[Array, "B H W C"]
+    key: Array, key_dropout: Array, model: nn.Module, params: dict, x: Float[Array, "B H W C"], *options: Any
 ) -> tuple[Terms, dict]:
     """`terms` as training has them, with dropout and the batch's own statistics, and the new running statistics."""
     rngs = {"dropout": key_dropout}
-    return model.apply(_variables(params), key, x, method="terms", rngs=rngs, mutable=[STATISTICS])
+    return model.apply(_variables(params), key, x, *options, method="terms", rngs=rngs, mutable=[STATISTICS])
 
 
 def _variables(params: dict) -> dict:

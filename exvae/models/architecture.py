@@ -36,8 +36,9 @@ class Architecture(nn.Module):
         """log p(x | all latents)."""
         return self.family.log_prob(x, self.logits(*latents))
 
-    def terms(self, key: Array, x: Float[Array, "B H W C"]) -> Terms:
-        return self.draw(key, self.observe(x))
+    def terms(self, key: Array, x: Float[Array, "B H W C"], stl: bool = False, samples: int = 1) -> Terms:
+        """Terms of so many samples of every latent for each image, those of an image one after another."""
+        return self.draw(key, self.observe(x).repeat(samples), stl)
 
     def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Float[Array, "B H W C"]:
         key_latents, key_pixels = jax.random.split(key)

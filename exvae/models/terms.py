@@ -12,7 +12,7 @@ from exvae.distributions import Normal
 
 
 class Terms(NamedTuple):
-    """The parts of the ELBO that do not involve the prior of the top latent, one sample of z per image.
+    """The parts of the ELBO that do not involve the prior of the top latent, a row for each sample of z.
 
     elbo = log_px + log_ratio - log_q + log p(z), the last from `exvae.priors`.
     """
@@ -33,4 +33,4 @@ class Observed(NamedTuple):
 
     def repeat(self, times: int) -> Observed:
         """Every image `times` times, its copies one after another."""
-        return jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), self)
+        return self if times == 1 else jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), self)

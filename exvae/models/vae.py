@@ -7,7 +7,7 @@ import math
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from exvae.distributions import Normal, log_normal, sample_normal
+from exvae.distributions import Normal, log_posterior, sample_normal
 from exvae.models.architecture import Architecture
 from exvae.models.layers import Dense, GatedDense, NormalHead
 from exvae.models.terms import Observed, Terms
@@ -36,9 +36,9 @@ class VAE(Architecture):
     def observe(self, x: Float[Array, "B H W C"]) -> Observed:
         return Observed(x, self.encode(x), features=None)
 
-    def draw(self, key: Array, seen: Observed) -> Terms:
+    def draw(self, key: Array, seen: Observed, stl: bool = False) -> Terms:
         z = sample_normal(key, seen.q)
-        return Terms(z, seen.q, self.log_px(seen.x, z), 0.0, log_normal(z, seen.q))
+        return Terms(z, seen.q, self.log_px(seen.x, z), 0.0, log_posterior(z, seen.q, stl))
 
     def complete(self, key: Array, z: Float[Array, "B D"]) -> tuple[Float[Array, "B D"]]:
         del key  # nothing is drawn below z

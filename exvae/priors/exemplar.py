@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -54,27 +55,33 @@ def training_log_prob(
     other N - 1 for each image; an image that is in the draw itself sees, and divides by, the M - 1 others.
     """
     draw, slots, neighbours = batch.draw, batch.slots, None  # O2, Eq. (11)
+    samples = len(terms.z) // len(batch.index)  # of each image, one after another
+    each = functools.partial(jnp.repeat, repeats=samples, axis=0)
+    batch_means = terms.q.mean[::samples]
     if slots is None:
-        slots = find_slots(config, mesh, batch, jax.lax.stop_gradient(terms.q.mean), table)
+        slots = find_slots(config, mesh, batch, jax.lax.stop_gradient(batch_means), table)
     if config.retrieval.search != "none":
         if config.retrieval.scored == "own":
-            neighbours = slots.reshape(len(batch.index), -1)
+            neighbours = each(slots.reshape(len(batch.index), -1))
         slots = select.each_once(slots)  # O3, Eq. (12), with Eq. (9) for why it is a bound
     activation_bytes = config.prior.activation_mib * 2**20
     means = encode_split(mesh, model, params, *batch.exemplars(slots), activation_bytes=activation_bytes)
+    leave_out, count = None, draw.num_exemplars
+    if config.prior.leave_one_out:  # O1, Eq. (10)
+        leave_out, count = each(batch.index), count - each(_contains(mesh, draw, batch.index))
     log_pz = exemplar_log_prob(
         terms.z,
         means,
         params["prior"]["log_var"],
-        count=draw.num_exemplars - (_contains(mesh, draw, batch.index) if config.prior.leave_one_out else 0.0),
+        count=count,
         exemplar_index=slots,
-        leave_out=batch.index if config.prior.leave_one_out else None,  # O1, Eq. (10)
+        leave_out=leave_out,
         neighbours=neighbours,
         mesh=mesh,
     )
     # Algorithm 1: the batch's own means (of images as they come: binarized, with the batch's statistics), then the
     # exemplars', which may name the same rows. The table only serves the search.
-    return log_pz, [Means(batch.index, terms.q.mean), Means(slots, means)]
+    return log_pz, [Means(batch.index, batch_means), Means(slots, means)]
 
 
 class Components(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
@@ -13,7 +14,8 @@ from exvae import sharding
 from exvae.retrieval import NOBODY
 from exvae.retrieval.draw import Draw
 
-BLOCK = 25_600  # table rows scored at a time
+BLOCK = 25_600  # table rows scored at a time, at most
+CPU_SCORES = 640_000  # a CPU scores only so many pairs at a time: they stay in a core's cache, and no page is new
 FAR = 1e30  # score of an empty slot; finite, because accelerators split the factors of an exact product: inf - inf
 SEGMENT = 32  # values whose minimum stands for them in the first stage of top-k
 
@@ -92,7 +94,7 @@ def nearest_of(
     ||q - c||^2 / 2 - ||q||^2 / 2 = ||c||^2 / 2 - q.c orders the rows as the distance does; the half norm rides along as
     one more column of the matrix product. Streams over blocks of the table.
     """
-    rows, block = _blocks(rows, k)
+    rows, block = _blocks(rows, k, len(queries))
     found = table[rows]
     half_norms = jnp.where(rows == NOBODY, FAR, 0.5 * jnp.sum(jnp.square(found), -1))
     found = jnp.concatenate([found, half_norms[:, None]], axis=-1)
@@ -108,9 +110,11 @@ def nearest_of(
     return tuple(jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in lax.map(search_block, blocks))
 
 
-def _blocks(rows: Int[Array, " M"], least: int) -> tuple[Int[Array, " P"], int]:
+def _blocks(rows: Int[Array, " M"], least: int, num_queries: int) -> tuple[Int[Array, " P"], int]:
     """Row numbers padded with NOBODY to whole blocks of equal size, and that size: a multiple of SEGMENT."""
-    num_blocks = -(-len(rows) // BLOCK)
+    on_cpu = jax.default_backend() == "cpu"
+    most = min(BLOCK, max(1024, CPU_SCORES // num_queries)) if on_cpu else BLOCK
+    num_blocks = -(-len(rows) // most)
     size = max(-(-len(rows) // num_blocks), least)
     size = -(-size // SEGMENT) * SEGMENT
     return jnp.pad(rows, (0, num_blocks * size - len(rows)), constant_values=NOBODY), size

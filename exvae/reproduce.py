@@ -1,0 +1,281 @@
+"""The paper's tables, cell by cell: python -m exvae.reproduce [--cells=PATTERN] [--seeds=0,1] [--jobs=2] [--dry_run]
+
+Every cell is the plain `launch.py` command that `--dry_run` prints. Finished ones are skipped, and one that was killed
+goes on from its last checkpoint, so the same command goes on after any stop. Each leaves `results/<cell>.json`, from
+which `python -m exvae.results` makes docs/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import fnmatch
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from exvae import metrics, results
+from exvae.errors import UserError
+from exvae.metrics import clock
+from exvae.sweep import GUARD
+
+ROOT = Path(__file__).resolve().parents[1]
+POLL_SECONDS = 1.0
+PROGRESS_SECONDS = 600.0  # between two lines that say how long is left
+NICE = 10  # of 19: other work goes first
+EVALUATION_SHARE = 1.25  # of a cell's training: guessed, as long as none has finished
+# Prints what a float32 product reaches on the cores that this process may use.
+MATMUL = """
+import time, jax, jax.numpy as jnp
+a, product, best = jnp.ones((1024, 1024)), jax.jit(jnp.matmul), 1e9
+product(a, a).block_until_ready()
+for _ in range(40):
+    began = time.perf_counter()
+    product(a, a).block_until_ready()
+    best = min(best, time.perf_counter() - began)
+print(2 * 1024**3 / best / 1e9)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One cell: its name and what to ask of launch.py."""
+
+    name: str
+    experiment: str
+    seed: int
+
+    def command(self, runs: Path) -> list[str]:
+        return [
+            "launch.py",
+            f"--config=experiments/{self.experiment}",
+            f"--config.seed={self.seed}",
+            f"--workdir={runs / self.name}",
+        ]
+
+
+def plans(seeds: Sequence[int] | None = None) -> Iterator[Plan]:
+    """In the order in which they run: the main table's dense rows, then the ablations.
+
+    Args:
+      seeds: of every cell; None: three for MNIST `vae` with the exemplar prior, one for the others.
+    """
+    rows = [("mnist", "vae"), ("omniglot", "vae"), ("omniglot", "hvae"), ("mnist", "hvae"), ("fashion_mnist", "vae"),
+            ("fashion_mnist", "hvae")]  # fmt: skip
+    for data, architecture in rows:
+        for prior in results.PRIORS:
+            default = (0, 1, 2) if (data, architecture, prior) == ("mnist", "vae", "exemplar") else (0,)
+            for seed in seeds or default:
+                experiment = f"{data}_{architecture}.py:prior={prior},recipe=fast"
+                yield Plan(f"{data}_{architecture}_{prior}_seed{seed}", experiment, seed)
+    for seed in seeds or (0,):
+        for data in ("mnist", "omniglot"):
+            for loo in ("false", "true"):
+                experiment = f"ablation_loo.py:data={data},leave_one_out={loo},recipe=fast"
+                yield Plan(f"ablation_loo_{data}_{loo}_seed{seed}", experiment, seed)
+            # M = N is the row above with leave-one-out, and M = N / 2 the main table's.
+            for fraction in ("0.2", "0.1"):
+                experiment = f"ablation_subsampling.py:data={data},fraction={fraction},recipe=fast"
+                yield Plan(f"ablation_subsampling_{data}_{fraction}_seed{seed}", experiment, seed)
+
+
+def choose(pattern: str, seeds: Sequence[int] | None) -> list[Plan]:
+    """The cells whose names match a pattern, or one of several with commas between them."""
+    every = list(plans(seeds))
+    chosen = [p for p in every if any(fnmatch.fnmatch(p.name, part) for part in pattern.split(","))]
+    if not chosen:
+        raise UserError(f"--cells={pattern} matches none of {', '.join(plan.name for plan in every)}")
+    return chosen
+
+
+def cores_of(job: int, jobs: int) -> list[int]:
+    """The cores of one of several jobs that run side by side; where they are too few, jobs share them."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    if jobs > len(cores):
+        return [cores[job % len(cores)]]
+    return cores[job * len(cores) // jobs : (job + 1) * len(cores) // jobs]
+
+
+@dataclasses.dataclass
+class Job:
+    """A cell that is running."""
+
+    plan: Plan
+    slot: int
+    cores: list[int]
+    matmul_gflops: float
+    process: subprocess.Popen
+
+
+def start(plan: Plan, runs: Path, slot: int, jobs: int) -> Job:
+    """launch.py at low priority on its share of the cores; it ends with this process, however that happens."""
+    cores = cores_of(slot, jobs)
+    pin = f"import os\nos.nice({NICE})\n"
+    if hasattr(os, "sched_setaffinity"):
+        pin += f"os.sched_setaffinity(0, {cores})\n"
+    rate = subprocess.run([sys.executable, "-c", pin + MATMUL], cwd=ROOT, capture_output=True, text=True, check=True)
+    workdir = runs / plan.name
+    workdir.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-I", "-c", pin + GUARD, str(os.getpid()), sys.executable, *plan.command(runs)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with open(workdir / "log.txt", "a") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+    return Job(plan, slot, cores, float(rate.stdout), process)
+
+
+def collect(job: Job, runs: Path) -> results.Cell:
+    """What a run that has ended well leaves behind."""
+    workdir = runs / job.plan.name
+    found = json.loads((workdir / "results.json").read_text())
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    summaries = [json.loads(path.read_text()) for path in (workdir / "evaluations").glob("*.json")]
+    config = found["config"]
+    config["data"]["dir"] = ""  # where the data lie is no part of a result
+    seconds = next((s["seconds"] for s in summaries if s["test"] == found["test"]), 0.0)
+    return results.Cell(
+        name=job.plan.name,
+        command=shlex.join(["python", *job.plan.command(Path("runs"))]),
+        test=found["test"],
+        best_epoch=found["best_epoch"],
+        config=config,
+        git=found["git"],
+        train_seconds=round(found["seconds"], 1),
+        evaluation_seconds=round(seconds, 1),
+        cores=len(job.cores),
+        matmul_gflops=round(job.matmul_gflops, 1),
+        valid=[(line["epoch"], round(line["elbo"], 4)) for line in lines if line["split"] == "valid"],
+    )
+
+
+def progress_of(plan: Plan, runs: Path) -> float:
+    """How much of a cell's training is done, by its log of epochs."""
+    workdir = runs / plan.name
+    try:
+        epochs = json.loads((workdir / "config.json").read_text())["train"]["epochs"]
+        return min(1.0, len(re.findall(r'"split": "train"', (workdir / "metrics.jsonl").read_text())) / epochs)
+    except (OSError, ValueError, KeyError):
+        return 0.0
+
+
+def last_line(runs: Path, plan: Plan) -> str:
+    try:
+        lines = [line for line in (runs / plan.name / "log.txt").read_text(errors="replace").splitlines() if line]
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "no output"
+
+
+def check_tree() -> None:
+    """A result names the revision that made it."""
+    revision = metrics.git_revision()
+    if revision is None or revision.endswith("+"):
+        what = "is no git checkout" if revision is None else "has uncommitted changes"
+        raise UserError(f"this folder {what}, but results name their revision: run it from a clean clone")
+
+
+def run(chosen: Sequence[Plan], runs: Path, folder: Path, jobs: int) -> int:
+    """The unfinished cells, so many at a time; the number of those that failed."""
+    todo = collections.deque(plan for plan in chosen if not (folder / f"{plan.name}.json").exists())
+    print(f"cells: {len(chosen)}, finished before: {len(chosen) - len(todo)}, at a time: {jobs}", flush=True)
+    free, running, failed, took = list(range(jobs)), [], [], []
+    began: dict[str, tuple[float, float]] = {}  # moment and progress when a cell was started
+    shown = time.monotonic()
+    try:
+        while todo or running:
+            while todo and free:
+                plan = todo.popleft()
+                began[plan.name] = (time.monotonic(), progress_of(plan, runs))
+                running.append(start(plan, runs, free.pop(0), jobs))
+                print(f"started  {plan.name}  ({runs / plan.name / 'log.txt'})", flush=True)
+            time.sleep(POLL_SECONDS)
+            for job in [job for job in running if job.process.poll() is not None]:
+                running.remove(job)
+                free.append(job.slot)
+                if job.process.returncode == 0:
+                    cell = collect(job, runs)
+                    results.write(folder, cell)
+                    took.append(cell.train_seconds + cell.evaluation_seconds)
+                    print(f"done     {cell.name}  log-likelihood {cell.test['log_likelihood']:.2f}", flush=True)
+                else:
+                    failed.append(job.plan.name)
+                    code = job.process.returncode
+                    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                    print(f"failed   {job.plan.name}  {how}: {last_line(runs, job.plan)}", flush=True)
+            if time.monotonic() - shown > PROGRESS_SECONDS:
+                shown = time.monotonic()
+                print(_left(running, todo, runs, began, took, jobs), flush=True)
+    finally:
+        for job in running:
+            job.process.terminate()
+        for job in running:
+            job.process.wait()
+    return len(failed)
+
+
+def _left(running: Sequence[Job], todo: Sequence[Plan], runs: Path, began: dict, took: list[float], jobs: int) -> str:
+    """How far the running cells are, and how long all of them will take at this pace."""
+    parts, whole = [], list(took)
+    for job in running:
+        moment, first = began[job.plan.name]
+        now = progress_of(job.plan, runs)
+        parts.append(f"{job.plan.name} {100 * now:.0f} %")
+        if now > first:
+            whole.append(EVALUATION_SHARE * (time.monotonic() - moment) / (now - first))
+    if not whole:
+        return f"running  {', '.join(parts)}"
+    typical = sum(whole) / len(whole)
+    rest = sum(typical * (1 - progress_of(job.plan, runs)) for job in running) + typical * len(todo)
+    return f"running  {', '.join(parts)}; {len(todo)} wait; about {clock(rest / jobs)} left"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m exvae.reproduce", description="The paper's tables, cell by cell.")
+    parser.add_argument("--cells", default="*", metavar="PATTERN", help="names: 'mnist_vae_*', or several with commas")
+    parser.add_argument(
+        "--seeds", default="", metavar="0,1,...", help="of every cell; else as docs/results.md has them"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, each on its share of the cores")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/reproduce"), metavar="FOLDER", help="of the run folders"
+    )
+    parser.add_argument("--results", type=Path, default=results.RESULTS, metavar="FOLDER", help="of finished cells")
+    parser.add_argument("--dry_run", action="store_true", help="print the commands and what is finished, run nothing")
+    options = parser.parse_args(argv)
+    try:
+        if not re.fullmatch(r"(\d+(,\d+)*)?", options.seeds):
+            raise UserError(f"--seeds={options.seeds} must be whole numbers with commas between them")
+        if options.jobs < 1:
+            raise UserError(f"--jobs={options.jobs} must be at least 1")
+        seeds = [int(seed) for seed in options.seeds.split(",")] if options.seeds else None
+        chosen = choose(options.cells, seeds)
+        if options.dry_run:
+            for plan in chosen:
+                done = (options.results / f"{plan.name}.json").exists()
+                text = shlex.join(["python", *plan.command(options.runs)])
+                print(f"{'finished' if done else 'to do   '}  {text}")
+            return 0
+        check_tree()
+        failed = run(chosen, options.runs.absolute(), options.results.absolute(), options.jobs)
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from what was saved", file=sys.stderr)
+        return 130
+    if failed:
+        print(f"error: {failed} of {len(chosen)} cells failed; the same command tries them again", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""Finished cells of the paper's tables: `results/<cell>.json`, and docs/results.md made from them.
+
+python -m exvae.results            writes docs/results.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exvae import metrics, paper
+from exvae.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+TITLES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "omniglot": "Omniglot"}
+ARCHITECTURES = ("vae", "hvae", "convhvae", "pixelsnail")
+PRIORS = ("exemplar", "vamp", "gaussian")
+AUTHORS_BEST = -85.85  # validation ELBO of the authors' best epoch (MNIST, vae, exemplar), by the log of one run
+AUTHORS_EPOCHS, AUTHORS_STEPS = 1038, 1038 * 500
+INTRODUCTION = """# Results
+
+Made by `python -m exvae.results` from the files in `results/`, which `make reproduce` writes. Do not edit.
+
+Test log-likelihood in nats (importance weighting, 5000 samples, all test images). Ours: mean over the seeds, ± their
+standard deviation where there are several; in brackets the number of seeds. The paper: mean ± over five training runs.
+**Bold**: at least the paper's mean. All runs use `recipe=fast`, which was chosen on validation
+([the search](recipe.md)); test figures decided nothing.
+"""
+
+
+class Cell(NamedTuple):
+    """One finished run: what `results/<name>.json` holds."""
+
+    name: str
+    command: str
+    test: dict[str, Any]
+    best_epoch: int
+    config: dict[str, Any]
+    git: str
+    train_seconds: float
+    evaluation_seconds: float
+    cores: int  # that the run could use
+    matmul_gflops: float  # float32, 1024 x 1024, on these cores
+    valid: list[tuple[int, float]]  # epoch, validation ELBO
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Data set, architecture and prior."""
+        return self.config["data"]["name"], self.config["model"]["architecture"], self.config["prior"]["name"]
+
+
+def write(folder: Path, cell: Cell) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{cell.name}.json"
+    metrics.write_json(path, cell._asdict())
+    return path
+
+
+def read(path: Path) -> Cell:
+    try:
+        return Cell(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is not the result of a cell ({error})") from error
+
+
+def read_all(folder: Path) -> list[Cell]:
+    return [read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def _is_main(cell: Cell) -> bool:
+    """Of the paper's main table: the others are ablations."""
+    return not cell.name.startswith("ablation")
+
+
+def _number(values: Sequence[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread} ({len(values)})"
+
+
+def _beside(cells: Sequence[Cell], papers: float, spread: float | None) -> tuple[str, str, str]:
+    """Ours, the paper's, and the difference."""
+    values = [cell.test["log_likelihood"] for cell in cells]
+    ours, theirs = _number(values), f"{papers:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
+    # As printed: a mean that rounds to the paper's number is not below it.
+    difference = round(statistics.mean(values), 2) - papers
+    return (f"**{ours}**" if difference >= 0 else ours), theirs, f"{difference:+.2f}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *rows)) + "\n"
+
+
+def _minutes(cells: Sequence[Cell], name: str) -> str:
+    return f"{statistics.mean(getattr(cell, name) for cell in cells) / 60:.0f}"
+
+
+def _main_rows(cells: Sequence[Cell], data: str, architecture: str) -> list[list[str]]:
+    rows = []
+    for prior in PRIORS:
+        found = [cell for cell in cells if cell.key == (data, architecture, prior)]
+        if not found:
+            continue
+        papers, spread = paper.LOG_LIKELIHOOD[architecture, prior][list(paper.NUM_TRAIN).index(data)]
+        first = found[0]
+        rows.append(
+            [
+                prior,
+                *_beside(found, papers, spread),
+                f"{statistics.mean(cell.test['elbo'] for cell in found):.2f}",
+                f"{max(first.valid, key=lambda point: point[1])[1]:.2f}",
+                "/".join(str(cell.best_epoch) for cell in found),
+                _minutes(found, "train_seconds"),
+                _minutes(found, "evaluation_seconds"),
+                f"{first.cores} x {first.matmul_gflops / first.cores:.0f}",
+            ]
+        )
+    return rows
+
+
+MAIN_HEADER = ("prior", "ours", "the paper's", "difference", "test ELBO", "valid ELBO (first seed)", "best epoch",
+               "training, min", "evaluation, min", "cores x GFLOP/s")  # fmt: skip
+
+
+def _main_section(cells: Sequence[Cell]) -> list[str]:
+    parts = ["## The main table\n"]
+    for data, title in TITLES.items():
+        for architecture in ARCHITECTURES:
+            if rows := _main_rows(cells, data, architecture):
+                parts += [f"### {title}, `{architecture}`\n", _table(MAIN_HEADER, rows)]
+    return parts
+
+
+def _ablation_section(cells: Sequence[Cell]) -> list[str]:
+    rows = []
+    for cell in cells:
+        found = paper.cell(cell.config)
+        prior, data = cell.config["prior"], cell.config["data"]["name"]
+        fraction = prior["num_exemplars"] / paper.NUM_TRAIN[data]
+        loo = "yes" if prior["leave_one_out"] else "no"
+        rows.append([TITLES[data], f"{fraction:g}", loo, *_beside([cell], found.log_likelihood, None)])
+    header = ("data", "M/N", "leave-one-out", "ours", "the paper's", "difference")
+    return ["## Ablations (`vae`, exemplar)\n", _table(header, sorted(rows))] if rows else []
+
+
+def first_passing(cell: Cell, elbo: float) -> tuple[int, float] | None:
+    """The first validated epoch with at least this validation ELBO, and the minutes of training until then."""
+    for epoch, value in cell.valid:
+        if value >= elbo:
+            return epoch, cell.train_seconds / 60 * epoch / cell.valid[-1][0]
+    return None
+
+
+def _time_section(cells: Sequence[Cell]) -> list[str]:
+    rows = []
+    for cell in cells:
+        if cell.key != ("mnist", "vae", "exemplar"):
+            continue
+        passed = first_passing(cell, AUTHORS_BEST)
+        steps = paper.NUM_TRAIN["mnist"] // cell.config["train"]["batch_size"]
+        figures = (str(passed[0]), str(passed[0] * steps), f"{passed[1]:.0f}") if passed else ("not reached",) * 3
+        best = max(value for _, value in cell.valid)
+        rows.append([f"seed {cell.config['seed']}", *figures, f"{best:.2f}"])
+    if not rows:
+        return []
+    authors = ["the authors' run", str(AUTHORS_EPOCHS), str(AUTHORS_STEPS), "-", f"{AUTHORS_BEST:.2f}"]
+    text = (
+        f"Until the validation ELBO passes {AUTHORS_BEST}, that of the authors' best epoch (MNIST, `vae`,\n"
+        f"exemplar; the authors' batch is 100 images). Minutes: of the training, divided by its epochs.\n"
+    )
+    header = ("run", "epochs", "steps", "minutes", "best validation ELBO")
+    return ["## Time to the paper's number\n", text, _table(header, [*rows, authors])]
+
+
+def _runs_section(cells: Sequence[Cell]) -> list[str]:
+    rows = [
+        [f"`{cell.name}`", f"{cell.test['log_likelihood']:.3f} ± {cell.test['log_likelihood_error']:.3f}",
+         str(cell.test["active_units"]), f"{cell.test['kl']:.2f}", f"`{cell.git[:10]}`", f"`{cell.command}`"]
+        for cell in cells
+    ]  # fmt: skip
+    header = ("run", "log-likelihood ± standard error over images", "active units", "KL", "revision", "command")
+    return ["## Every run\n", _table(header, rows)] if rows else []
+
+
+def _short_section(cells: Sequence[Cell]) -> list[str]:
+    """What falls short, first."""
+    rows = []
+    for data, title in TITLES.items():
+        for architecture in ARCHITECTURES:
+            for row in _main_rows(cells, data, architecture):
+                if not row[1].startswith("**"):
+                    rows.append(f"- {title} `{architecture}`, {row[0]}: {row[1]}, {row[3]} from the paper's {row[2]}")
+    return ["## What falls short of the paper\n", "\n".join(rows) + "\n"] if rows else []
+
+
+def page(cells: Sequence[Cell]) -> str:
+    """docs/results.md."""
+    main = [cell for cell in cells if _is_main(cell)]
+    ablations = [cell for cell in cells if not _is_main(cell)]
+    sections = [INTRODUCTION, *_short_section(main), *_main_section(main), *_ablation_section(ablations),
+                *_time_section(main), *_runs_section(cells)]  # fmt: skip
+    return "\n".join(sections)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m exvae.results", description="Write docs/results.md.")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="files of finished cells")
+    parser.add_argument("--out", type=Path, default=PAGE, metavar="FILE", help="the page")
+    options = parser.parse_args(argv)
+    try:
+        cells = read_all(options.results)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    options.out.write_text(page(cells))
+    print(f"{len(cells)} finished cells -> {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
