@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -43,20 +44,24 @@ def open_workdir(workdir: Path, config: dict) -> None:
     write_json(path, config)
 
 
-def update_results(workdir: Path, config: Any, best_epoch: int, test: dict, seconds: float | None = None) -> dict:
-    """Write results.json and return it. Without `seconds` of training those of the file, if there is one, stay."""
+def update_results(workdir: Path, config: Any, best_epoch: int, test: dict, spent: dict | None = None) -> dict:
+    """Write results.json and return it.
+
+    Args:
+      spent: seconds of training, on the clock and of all cores; None: those of the file, if there is one, stay.
+    """
     path = workdir / "results.json"
-    if seconds is None and path.exists():
-        try:
-            seconds = json.loads(path.read_text())["seconds"]
-        except (ValueError, KeyError, TypeError):
-            seconds = None
+    if spent is None:
+        spent = {}
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            spent = dict(json.loads(path.read_text()))
     results = {
         "test": test,
         "best_epoch": best_epoch,
         "config": config.to_dict(),
         "git": git_revision(),
-        "seconds": seconds,
+        "seconds": spent.get("seconds"),
+        "cpu_seconds": spent.get("cpu_seconds"),
     }
     write_json(path, results)
     return json.loads(json.dumps(results))

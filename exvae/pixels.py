@@ -155,7 +155,7 @@ def main(config: Any, workdir: Path) -> None:
     if binary:
         test["bits_per_dim"] = float(-np.mean(values) / (math.prod(exemplars.shape[1:]) * math.log(2)))
     metrics.append_metrics(workdir, 0, 0, "test", test)
-    metrics.update_results(workdir, config, 0, test, time.monotonic() - began)
+    metrics.update_results(workdir, config, 0, test, {"seconds": time.monotonic() - began})
     what = "log-likelihood" if binary else "log-density"
     error = "" if len(values) == 1 else f" ± {test['log_likelihood_error']:.3f} (standard error)"
     print(f"test {what} {test['log_likelihood']:.3f}{error}, {len(values)} images\nfigures  {workdir}/results.json")

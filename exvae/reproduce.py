@@ -150,6 +150,7 @@ def collect(job: Job, runs: Path) -> results.Cell:
         config=config,
         git=found["git"],
         train_seconds=round(found["seconds"], 1),
+        train_cpu_seconds=found["cpu_seconds"] and round(found["cpu_seconds"], 1),
         evaluation_seconds=round(seconds, 1),
         cores=len(job.cores),
         matmul_gflops=round(job.matmul_gflops, 1),

@@ -43,7 +43,8 @@ class Cell(NamedTuple):
     best_epoch: int
     config: dict[str, Any]
     git: str
-    train_seconds: float
+    train_seconds: float  # on the clock, validation included; other work may have run beside it
+    train_cpu_seconds: float | None  # of all cores together
     evaluation_seconds: float
     cores: int  # that the run could use
     matmul_gflops: float  # float32, 1024 x 1024, on these cores

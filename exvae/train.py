@@ -46,6 +46,24 @@ class Diverged(Exception):
     """NaN or infinity in the loss or a gradient."""
 
 
+class Stopwatch:
+    """Seconds of training on the wall clock and of all cores together, before a kill and after."""
+
+    def __init__(self, before: dict):
+        """
+        Args:
+          before: what a checkpoint says was spent; {} at the start.
+        """
+        self._wall = time.monotonic() - before.get("seconds", 0.0)
+        # Runs that are older than this figure do not have it.
+        known = "cpu_seconds" in before or not before
+        self._cpu = time.process_time() - before.get("cpu_seconds", 0.0) if known else None
+
+    def spent(self) -> dict[str, float]:
+        cpu = {} if self._cpu is None else {"cpu_seconds": time.process_time() - self._cpu}
+        return {"seconds": time.monotonic() - self._wall, **cpu}
+
+
 class Setup(NamedTuple):
     """What stays the same during a run."""
 
@@ -128,20 +146,20 @@ def train(config: Any, workdir: Path) -> dict:
     setup = prepare(config, workdir)
     print(f"{describe(setup)}\n{setup.store.describe()}", flush=True)
     checkpoints = Checkpoints(workdir)
-    state, seconds = _start(setup, checkpoints)
-    began = time.monotonic() - seconds
+    state, spent = _start(setup, checkpoints)
+    stopwatch = Stopwatch(spent)
     writer = metrics.MetricsWriter(workdir, int(state.step)) if sharding.is_main() else metrics.NoWriter()
     try:
-        state = _loop(setup, state, checkpoints, writer, began)
+        state = _loop(setup, state, checkpoints, writer, stopwatch)
         checkpoints.wait()
-        return _finish(setup, state, checkpoints, writer, time.monotonic() - began)
+        return _finish(setup, state, checkpoints, writer, stopwatch.spent())
     finally:
         writer.close()
         checkpoints.close()
 
 
-def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
-    """The last saved state and the seconds spent on it, or a fresh state with its table filled (Algorithm 1)."""
+def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict]:
+    """The last saved state and its checkpoint's meta, or a fresh state with its table filled (Algorithm 1)."""
     config, mesh, num_train = setup.config, setup.mesh, len(setup.store)
     # One compilation instead of one for each tensor.
     init = lambda: init_state(config, setup.model, setup.optimizer)  # noqa: E731
@@ -154,12 +172,12 @@ def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, float]:
         print(f"going on from step {int(state.step)} in {setup.workdir}")
         resize = functools.partial(sharding.resize, mesh, num_rows=sharding.round_up(num_train, mesh))
         tables = jax.tree.map(resize, (state.table, state.indexed))
-        return state.replace(table=tables[0], indexed=tables[1]), meta["seconds"]
+        return state.replace(table=tables[0], indexed=tables[1]), meta
     if uses_table(config):
         table = setup.evaluator.encode_all(state.params, setup.store)
         indexed = (jnp.copy(table), jnp.copy(table)) if uses_scann(config) else None
         state = state.replace(table=table, indexed=indexed)
-    return state, 0.0
+    return state, {}
 
 
 def _with_tables(setup: Setup, state: TrainState, num_rows: int) -> TrainState:
@@ -172,13 +190,13 @@ def _with_tables(setup: Setup, state: TrainState, num_rows: int) -> TrainState:
     return state.replace(table=table, indexed=(table, table) if uses_scann(setup.config) else None)
 
 
-def _meta(setup: Setup, began: float) -> dict:
+def _meta(setup: Setup, stopwatch: Stopwatch) -> dict:
     """What a checkpoint says besides the state."""
     rows = sharding.round_up(len(setup.store), setup.mesh)
-    return {"seconds": time.monotonic() - began, "images": setup.checksum, "rows": rows}
+    return {**stopwatch.spent(), "images": setup.checksum, "rows": rows}
 
 
-def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, began: float) -> TrainState:
+def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, stopwatch: Stopwatch) -> TrainState:
     """Epochs until the last one or until the validation ELBO has stopped improving."""
     config, per_epoch = setup.config, setup.steps_per_epoch
     progress = metrics.Progress(config.train.epochs * per_epoch, config.train.batch_size)
@@ -188,13 +206,13 @@ def _loop(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, beg
         if int(state.stopping.bad_epochs) >= config.train.patience:
             print(f"no better validation ELBO for {config.train.patience} epochs: stopped after epoch {epoch - 1}")
             break
-        state = _run_epoch(setup, state, epoch, checkpoints, progress, began, feeder)
+        state = _run_epoch(setup, state, epoch, checkpoints, progress, stopwatch, feeder)
         state = _end_epoch(setup, state, epoch, checkpoints, writer, progress, feeder)
-        checkpoints.save_latest(int(state.step), state, _meta(setup, began))
+        checkpoints.save_latest(int(state.step), state, _meta(setup, stopwatch))
     return state
 
 
-def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progress, began, feeder) -> TrainState:
+def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progress, stopwatch, feeder) -> TrainState:
     """The steps of an epoch that are still to be taken."""
     config = setup.config
     order = epoch_order(config.seed, epoch, len(setup.store), config.train.batch_size)
@@ -215,7 +233,7 @@ def _run_epoch(setup: Setup, state: TrainState, epoch: int, checkpoints, progres
         ):
             while queue:
                 check_finite(*queue.popleft())
-            checkpoints.save_latest(step, state, _meta(setup, began))
+            checkpoints.save_latest(step, state, _meta(setup, stopwatch))
             saved = time.monotonic()
     while queue:
         check_finite(*queue.popleft())
@@ -286,13 +304,13 @@ def _extra(config: Any, state: TrainState) -> dict[str, float]:
     return {"sigma": float(jnp.exp(0.5 * state.params["prior"]["log_var"]))}
 
 
-def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, seconds: float) -> dict:
+def _finish(setup: Setup, state: TrainState, checkpoints: Checkpoints, writer, spent: dict) -> dict:
     """Samples and test figures of the best parameters, results.json."""
     best_step, params, _ = checkpoints.restore_best(state.params)
     epoch = best_step // setup.steps_per_epoch
     run = Run(setup.config, setup.workdir, setup.grey, setup.mesh, setup.model, params, best_step, setup.exemplars)
     gallery.save_samples(stream(run.key, SAMPLES), run)
-    save = functools.partial(metrics.update_results, setup.workdir, setup.config, epoch, seconds=seconds)
+    save = functools.partial(metrics.update_results, setup.workdir, setup.config, epoch, spent=spent)
     values = evaluate(run, setup.evaluator, save)
     writer.write(best_step, epoch, "test", values)
     return save(values)
