@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import shutil
 import time
@@ -113,6 +114,20 @@ def _set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
     return aside
 
 
+def _restore_tree(manager: ocp.CheckpointManager, step: int, like: Any) -> Any:
+    """The arrays of a checkpoint. It may be older than fields of the dataclass `like`, if they are None."""
+    asked, absent = like, {}
+    if dataclasses.is_dataclass(like):
+        with ocp.StandardCheckpointer() as reader:
+            there = reader.metadata(Path(manager.directory) / str(step) / "state").item_metadata
+        fields = {field.name: getattr(like, field.name) for field in dataclasses.fields(like)}
+        absent = {name: None for name, value in fields.items() if value is None and name not in there}
+        if absent:  # to orbax a field that is None is a part of the tree
+            asked = {name: value for name, value in fields.items() if name not in absent}
+    found = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(asked)))["state"]
+    return type(like)(**found, **absent) if absent else found
+
+
 def _restore(manager: ocp.CheckpointManager, like: Callable[[dict], Any]) -> tuple[int, Any, dict] | None:
     steps = sorted(manager.all_steps(), reverse=True)
     damaged = {}
@@ -120,8 +135,7 @@ def _restore(manager: ocp.CheckpointManager, like: Callable[[dict], Any]) -> tup
         error = None
         try:
             meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
-            shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like(meta))
-            state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))["state"]
+            state = _restore_tree(manager, step, jax.tree.map(ocp.utils.to_shape_dtype_struct, like(meta)))
         except Exception as raised:  # orbax raises many kinds for a damaged folder
             error = raised
         if sharding.anywhere(error is not None):  # the part of another process may be the damaged one

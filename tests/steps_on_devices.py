@@ -2,8 +2,8 @@
 
 python tests/steps_on_devices.py OUT.npz [COORDINATOR PROCESS_ID]
 
-OUT has loss and parameters of every setting: on meshes of 1, 2 and 4 of the process's devices, or with a coordinator on
-all devices of two processes.
+OUT has loss, parameters and their average of every setting: on meshes of 1, 2 and 4 of the process's devices, or with
+a coordinator on all devices of two processes.
 """
 
 import functools
@@ -36,6 +36,8 @@ def make_config(architecture: str, search: str, images: Path):
     config.data.name = f"npz:{images}"
     config.model.architecture, config.model.channels = architecture, 4
     config.retrieval.search = "exact" if search == "host" else search
+    if architecture == "convhvae":
+        config.optim.estimator, config.optim.ema = "stl", 0.9
     config.data.device_mib = 1e-6 if search == "host" else 0.0
     return config
 
@@ -69,7 +71,8 @@ def run_steps(architecture: str, search: str, images: Path) -> dict[str, np.ndar
     progress = metrics.Progress(20, 16)
     state = train._run_epoch(setup, state, 1, mock.Mock(), progress, time.monotonic(), feeder)
     assert int(state.step) == 20
-    leaves = jax.tree_util.tree_leaves_with_path({"params": state.params, "loss": state.sums["loss"]})
+    values = {"params": state.params, "average": state.average, "loss": state.sums["loss"]}
+    leaves = jax.tree_util.tree_leaves_with_path(values)
     return {jax.tree_util.keystr(path): sharding.fetch(leaf) for path, leaf in leaves}
 
 

@@ -129,6 +129,31 @@ def test_bad_arguments_of_an_experiment_are_refused(name, argument, message):
         importlib.import_module(f"experiments.{name}").get_config(argument)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("ema", -0.1, "config.optim.ema=-0.1 must be at least 0 and less than 1"),
+        ("ema", 1.0, "config.optim.ema=1.0 must be at least 0 and less than 1"),
+        ("ema", float("nan"), "config.optim.ema=nan must be at least 0 and less than 1"),
+        ("estimator", "st", "config.optim.estimator='st' must be one of plain, stl; did you mean 'stl'?"),
+        ("estimator", "", "config.optim.estimator='' must be one of plain, stl"),
+    ],
+)
+def test_bad_options_of_the_gradient_are_refused_in_one_line(field, value, message):
+    config = configs.get_config()
+    config.optim[field] = value
+    with pytest.raises(UserError) as raised:
+        configs.validate(config)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(("estimator", "ema"), [("plain", 0.0), ("stl", 0.9999)])
+def test_good_options_of_the_gradient_are_accepted(estimator, ema):
+    config = configs.get_config()
+    config.optim.estimator, config.optim.ema = estimator, ema
+    configs.validate(config)
+
+
 def test_resolve_leaves_the_given_config_alone_and_checks_ranges():
     config = configs.get_config()
     assert configs.resolve(config, 1001).prior.num_exemplars == 500

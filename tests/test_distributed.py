@@ -45,7 +45,10 @@ def outcome(process: subprocess.Popen, seconds: float = 300) -> tuple[int, str, 
 
 
 def test_twenty_steps_are_the_same_on_any_number_of_devices_and_processes(tmp_path):
-    """`none` is the exact prior, `host` has its images on the host. Parameters tensor by tensor."""
+    """`none` is the exact prior, `host` has its images on the host. Parameters tensor by tensor.
+
+    convhvae has optim.estimator = stl and an average of its parameters.
+    """
     script, coordinator = "tests/steps_on_devices.py", free_port()
     alone, together = tmp_path / "alone.npz", tmp_path / "together.npz"
     started = [start(script, str(together), coordinator, number, devices=2) for number in "01"]
@@ -57,6 +60,8 @@ def test_twenty_steps_are_the_same_on_any_number_of_devices_and_processes(tmp_pa
     found = {**alone, **{name.replace("4/", "2x2/"): value for name, value in together.items()}}
     settings = {tuple(name.split("/")[:3]) for name in found}
     assert len(settings) == 4 * 6 + 2  # 1, 2, 4 and 2x2 devices; vae and convhvae with none, exact, scann; and host
+    averaged = {tuple(name.split("/")[:3]) for name in found if "['average']" in name}
+    assert averaged == {setting for setting in settings if setting[1] == "convhvae"}
     for name, value in found.items():
         want = found[f"1/{name.partition('/')[2]}"]
         assert np.linalg.norm(value - want) <= 1e-5 * np.linalg.norm(want), name

@@ -17,7 +17,8 @@ KINDS = {
     "celeba": ("celeba", "discretized_logistic", (16, 16, 3)),
     "grey vae": ("vae", "discretized_logistic", (6, 6, 1)),
 }
-PRIOR_OF = {"grey vae": "vamp"}  # exemplar where nothing is said
+# The prior is the exemplar prior where nothing is said. An average takes batch statistics with it.
+MORE_FIELDS = {"grey vae": {"prior.name": "vamp"}, "celeba": {"optim.estimator": "stl", "optim.ema": 0.9}}
 FIELDS = {
     "model.latent_dim": 4, "model.hidden_dim": 8, "model.channels": 4, "prior.num_exemplars": 40,
     "prior.num_pseudo_inputs": 5, "retrieval.search": "exact", "retrieval.num_neighbours": 2,
@@ -36,10 +37,9 @@ def make_config(kind, folder):
     images = 255 * (0.25 + 0.5 * labels[:, None, None, None] + 0.25 * (smooth - 0.5))
     np.savez(folder / "blobs.npz", images=images.astype(np.uint8), labels=labels)
     config = configs.get_config()
-    config.update_from_flattened_dict(FIELDS)
+    config.update_from_flattened_dict({**FIELDS, **MORE_FIELDS.get(kind, {})})
     config.data.name = f"npz:{folder}/blobs.npz"
     config.model.architecture, config.model.likelihood = architecture, likelihood
-    config.prior.name = PRIOR_OF.get(kind, "exemplar")
     return config
 
 

@@ -1,0 +1,113 @@
+"""The command that repeats the paper's tables: what it runs, and that it survives kills and failures."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from exvae import config as configs
+from exvae import metrics, paper, reproduce, results
+from exvae.reproduce import Plan
+
+ROOT = Path(__file__).parents[1]
+
+
+def write_experiment(path: Path, tiny_config, **fields) -> str:
+    """An experiment's file, named as seen from `experiments/`."""
+    tiny_config.update_from_flattened_dict(fields)
+    lines = ["import json, ml_collections", "def get_config(argument=''):"]
+    lines += [f"    return ml_collections.ConfigDict(json.loads({tiny_config.to_json()!r}))", ""]
+    path.write_text("\n".join(lines))
+    return os.path.relpath(path, ROOT / "experiments")
+
+
+def test_cells_are_those_of_the_papers_tables_each_once():
+    every = list(reproduce.plans())
+    names = [plan.name for plan in every]
+    assert len(set(names)) == len(names)
+    assert names[:3] == [f"mnist_vae_exemplar_seed{seed}" for seed in range(3)]
+    for plan in every:
+        file, _, argument = plan.experiment.partition(":")
+        config = importlib.import_module(f"experiments.{file.removesuffix('.py')}").get_config(argument)
+        configs.validate(config)
+        assert paper.cell(config.to_dict()) is not None
+        # The same recipe for the three priors.
+        if not plan.name.startswith("ablation"):
+            other = importlib.import_module(f"experiments.{file.removesuffix('.py')}").get_config("recipe=fast")
+            other.prior.name = config.prior.name
+            assert config == other
+    assert len(list(reproduce.plans([4, 5]))) == 2 * len({name.rpartition("_seed")[0] for name in names})
+
+
+def test_dry_run_prints_the_commands_and_what_is_finished(tmp_path, capsys):
+    (tmp_path / "mnist_vae_vamp_seed0.json").write_text("{}")
+    assert reproduce.main(["--dry_run", "--cells=mnist_vae_[vg]*", f"--results={tmp_path}"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "finished  python launch.py --config=experiments/mnist_vae.py:prior=vamp,recipe=fast --config.seed=0 "
+        "--workdir=runs/reproduce/mnist_vae_vamp_seed0",
+        "to do     python launch.py --config=experiments/mnist_vae.py:prior=gaussian,recipe=fast --config.seed=0 "
+        "--workdir=runs/reproduce/mnist_vae_gaussian_seed0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cells=nist*"], "--cells=nist* matches none of mnist_vae_exemplar_seed0, "),
+        (["--seeds=1,x"], "--seeds=1,x must be whole numbers"),
+        (["--jobs=0"], "--jobs=0 must be at least 1"),
+        ([], "has uncommitted changes"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_line(words, message, capsys, monkeypatch):
+    monkeypatch.setattr(metrics, "git_revision", lambda: "0123+")
+    assert reproduce.main(words) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+def test_jobs_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7, 8}, raising=False)
+    assert [reproduce.cores_of(job, 2) for job in range(2)] == [[3, 5], [7, 8]]
+    assert reproduce.cores_of(0, 1) == [3, 5, 7, 8]
+    assert [reproduce.cores_of(job, 8) for job in (0, 4)] == [[3], [3]]
+
+
+def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_keep_the_others(tmp_path, tiny_config, capsys):
+    bad = write_experiment(tmp_path / "bad.py", tiny_config, **{"train.batch_size": 100_000})
+    good = write_experiment(tmp_path / "good.py", tiny_config, **{"train.batch_size": 40, "train.epochs": 40})
+    plans = [Plan("bad_seed0", bad, 0), Plan("good_seed1", good, 1)]
+    runs, folder = tmp_path / "runs", tmp_path / "results"
+    program = (
+        "from pathlib import Path; from exvae import reproduce; from exvae.reproduce import Plan; "
+        f"reproduce.run({plans!r}, Path({str(runs)!r}), Path({str(folder)!r}), 1)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    metrics_file = runs / "good_seed1" / "metrics.jsonl"
+    until = time.monotonic() + 120
+    while not (metrics_file.exists() and metrics_file.read_text().count('"valid"') >= 2):
+        assert killed.poll() is None and time.monotonic() < until, killed.communicate()
+        time.sleep(0.05)
+    os.kill(killed.pid, signal.SIGKILL)
+    out, _ = killed.communicate()
+    assert "failed   bad_seed0  exit code 2: error: config.train.batch_size=100000 exceeds" in out
+    assert not folder.exists()
+    done = metrics_file.read_text().count('"valid"')
+    assert done < 40
+
+    assert reproduce.run(plans, runs, folder, 1) == 1  # the bad one again
+    assert "going on from step" in (runs / "good_seed1" / "log.txt").read_text()
+    cell = results.read(folder / "good_seed1.json")
+    found = json.loads((runs / "good_seed1" / "results.json").read_text())
+    assert cell.test == found["test"] and cell.config["seed"] == 1 and cell.config["data"]["dir"] == ""
+    assert [epoch for epoch, _ in cell.valid] == list(range(1, 41))
+    assert cell.evaluation_seconds > 0 and cell.matmul_gflops > 0 and cell.train_cpu_seconds > 0
+    capsys.readouterr()
+    assert reproduce.run(plans[1:], runs, folder, 1) == 0
+    assert capsys.readouterr().out == "cells: 1, finished before: 1, at a time: 1\n"
