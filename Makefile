@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint bench
+.PHONY: quickstart test lint bench reproduce
 
 quickstart: $(VENV)/installed
 	$(BIN)/python launch.py --config=experiments/quickstart.py --workdir=runs/quickstart
@@ -17,10 +17,16 @@ lint: $(VENV)/installed-dev
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.train_step
+	$(BIN)/python -m benchmarks.recipe_step
 	$(BIN)/python -m benchmarks.likelihood
 	$(BIN)/python -m benchmarks.augment_step
 	$(BIN)/python -m benchmarks.pixel_sampling
 	$(BIN)/python -m benchmarks.scale
+
+# The paper's tables, cell by cell, for hours; ARGS="--cells='mnist_vae_*' --jobs=2", or --dry_run to see the list.
+reproduce: $(VENV)/installed
+	$(BIN)/python -m exvae.reproduce $(ARGS)
+	$(BIN)/python -m exvae.results
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,93 @@
+"""What the parts of the fast recipe cost: the `vae` step with and without them, in turns in one run.
+
+python -m benchmarks.recipe_step [--rounds=40] [--out=FILE.json]
+
+N = 50,000, M = 25,000. Images and the table of means are random: the time of a step does not depend on them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+from absl import app, flags
+
+from benchmarks.flops import square_product
+from benchmarks.loop import Loop
+from experiments import mnist_vae
+from exvae import config as configs
+from exvae import feed, sharding
+from exvae.store import Store
+
+NUM_TRAIN = 50_000
+PRIORS = ("gaussian", "vamp", "exemplar")
+STEPS = 10  # timed together
+BOTH = {"optim.estimator": "stl", "optim.ema": 0.999}
+# RAT with K = 10 and a batch of 100, then one change after another; the last is recipe=fast itself.
+CHANGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stl": {"optim.estimator": "stl"},
+    "ema": {"optim.ema": 0.999},
+    "stl + ema": BOTH,
+    "stl + ema, K = 1": {**BOTH, "retrieval.num_neighbours": 1},
+    "stl + ema, K = 1, two z": {**BOTH, "retrieval.num_neighbours": 1, "objective.samples": 2},
+}
+ROUNDS = flags.DEFINE_integer("rounds", 40, f"timings of {STEPS} steps each")
+OUT = flags.DEFINE_string("out", "", "also write the rows to this JSON file")
+
+
+def make_config(prior: str, fields: dict[str, Any] | None) -> Any:
+    config = mnist_vae.get_config(f"prior={prior}" + (",recipe=fast" if fields is None else ""))
+    config.retrieval.search = "exact"
+    config.update_from_flattened_dict(fields or {})
+    return configs.resolve(config, NUM_TRAIN)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (NUM_TRAIN, 28, 28, 1), dtype=np.uint8)
+    store = Store(sharding.make_mesh(), images, device_mib=2 * images.nbytes / 2**20, memory_mib=0)
+    loops, batch = {}, {}
+    for prior in PRIORS:
+        for name, fields in {**CHANGES, "recipe=fast": None}.items():
+            config = make_config(prior, fields)
+            table = None
+            if feed.uses_table(config):
+                table = rng.normal(size=(NUM_TRAIN, config.model.latent_dim)).astype(np.float32)
+            elif "K = 1" in name:
+                continue  # the other priors have no neighbours
+            loops[prior, name], batch[prior, name] = Loop(config, store, table), config.train.batch_size
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in loops}
+    product, gflop = square_product()
+    rates = []
+    for _ in range(ROUNDS.value):
+        for key, loop in loops.items():
+            began = time.perf_counter()
+            loop.run(STEPS)
+            times[key].append((time.perf_counter() - began) / STEPS)
+        began = time.perf_counter()
+        product()
+        rates.append(gflop / (time.perf_counter() - began))
+    rows = []
+    for (prior, name), values in times.items():
+        # Of neighbours in time: the speed of a shared machine wanders.
+        ratio = statistics.median(a / b for a, b in zip(values, times[prior, "plain"], strict=True))
+        seconds = statistics.median(values)
+        images_per_second = batch[prior, name] / seconds
+        rows.append({"prior": prior, "step": name, "ms": round(1e3 * seconds, 2), "ratio": round(ratio, 3),
+                     "images_per_second": round(images_per_second)})  # fmt: skip
+    print(f"matrix product: {statistics.median(rates):.0f} GFLOP/s")
+    print(f"{'prior':10}{'step':26}{'ms/step':>9}{'to plain':>10}{'images/s':>10}")
+    for row in rows:
+        print(f"{row['prior']:10}{row['step']:26}{row['ms']:9.1f}{row['ratio']:10.3f}{row['images_per_second']:10d}")
+    if OUT.value:
+        with open(OUT.value, "w") as file:
+            json.dump({"matmul_gflops": round(statistics.median(rates), 1), "rows": rows}, file, indent=2)
+
+
+if __name__ == "__main__":
+    app.run(main)
