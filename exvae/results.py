@@ -93,7 +93,8 @@ def _beside(cells: Sequence[Cell], papers: float, spread: float | None) -> tuple
     return (f"**{ours}**" if difference >= 0 else ours), theirs, f"{difference:+.2f}"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """In Markdown, all but the first column aligned on the right."""
     rule = ["---"] + ["---:"] * (len(header) - 1)
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *rows)) + "\n"
 
@@ -134,7 +135,7 @@ def _main_section(cells: Sequence[Cell]) -> list[str]:
     for data, title in TITLES.items():
         for architecture in ARCHITECTURES:
             if rows := _main_rows(cells, data, architecture):
-                parts += [f"### {title}, `{architecture}`\n", _table(MAIN_HEADER, rows)]
+                parts += [f"### {title}, `{architecture}`\n", table(MAIN_HEADER, rows)]
     return parts
 
 
@@ -147,7 +148,7 @@ def _ablation_section(cells: Sequence[Cell]) -> list[str]:
         loo = "yes" if prior["leave_one_out"] else "no"
         rows.append([TITLES[data], f"{fraction:g}", loo, *_beside([cell], found.log_likelihood, None)])
     header = ("data", "M/N", "leave-one-out", "ours", "the paper's", "difference")
-    return ["## Ablations (`vae`, exemplar)\n", _table(header, sorted(rows))] if rows else []
+    return ["## Ablations (`vae`, exemplar)\n", table(header, sorted(rows))] if rows else []
 
 
 def first_passing(cell: Cell, elbo: float) -> tuple[int, float] | None:
@@ -176,7 +177,7 @@ def _time_section(cells: Sequence[Cell]) -> list[str]:
         f"exemplar; the authors' batch is 100 images). Minutes: of the training, divided by its epochs.\n"
     )
     header = ("run", "epochs", "steps", "minutes", "best validation ELBO")
-    return ["## Time to the paper's number\n", text, _table(header, [*rows, authors])]
+    return ["## Time to the paper's number\n", text, table(header, [*rows, authors])]
 
 
 def _runs_section(cells: Sequence[Cell]) -> list[str]:
@@ -186,7 +187,7 @@ def _runs_section(cells: Sequence[Cell]) -> list[str]:
         for cell in cells
     ]  # fmt: skip
     header = ("run", "log-likelihood ± standard error over images", "active units", "KL", "revision", "command")
-    return ["## Every run\n", _table(header, rows)] if rows else []
+    return ["## Every run\n", table(header, rows)] if rows else []
 
 
 def _short_section(cells: Sequence[Cell]) -> list[str]:
