@@ -6,7 +6,7 @@ for data in mnist omniglot; do for fraction in 1 0.5 0.2 0.1; do
 done; done
 python -m exvae.tables runs/ablation_subsampling_*
 
-  :recipe=fast                 RAT and a cosine decay instead of the paper's schedule
+  :recipe=fast                 RAT, and a schedule of far fewer steps (docs/recipe.md)
 
 The paper's M/N = 1 is M = N - 1: so it is here, M = N with an image that does not see itself.
 

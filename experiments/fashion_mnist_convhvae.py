@@ -2,7 +2,7 @@
 
 python launch.py --config=experiments/fashion_mnist_convhvae.py --workdir=runs/fashion_mnist_convhvae
   :prior=gaussian | vamp       the baselines
-  :recipe=fast                 RAT and a cosine decay instead of the paper's schedule
+  :recipe=fast                 RAT, and a schedule of far fewer steps (docs/recipe.md)
 
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -224.63, vamp -224.67, gaussian -225.38.
 """

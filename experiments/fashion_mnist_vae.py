@@ -2,7 +2,7 @@
 
 python launch.py --config=experiments/fashion_mnist_vae.py --workdir=runs/fashion_mnist_vae
   :prior=gaussian | vamp       the baselines
-  :recipe=fast                 RAT and a cosine decay instead of the paper's schedule
+  :recipe=fast                 RAT, and a schedule of far fewer steps (docs/recipe.md)
 
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -226.75, vamp -227.35, gaussian -228.70.
 """

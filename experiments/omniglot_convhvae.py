@@ -2,7 +2,7 @@
 
 python launch.py --config=experiments/omniglot_convhvae.py --workdir=runs/omniglot_convhvae
   :prior=gaussian | vamp       the baselines
-  :recipe=fast                 RAT and a cosine decay instead of the paper's schedule
+  :recipe=fast                 RAT, and a schedule of far fewer steps (docs/recipe.md)
 
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -96.38, vamp -97.30, gaussian -98.12.
 """

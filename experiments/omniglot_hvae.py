@@ -2,7 +2,7 @@
 
 python launch.py --config=experiments/omniglot_hvae.py --workdir=runs/omniglot_hvae
   :prior=gaussian | vamp       the baselines
-  :recipe=fast                 RAT and a cosine decay instead of the paper's schedule
+  :recipe=fast                 RAT, and a schedule of far fewer steps (docs/recipe.md)
 
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -102.25, vamp -103.30, gaussian -104.92.
 """

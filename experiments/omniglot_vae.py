@@ -2,7 +2,7 @@
 
 python launch.py --config=experiments/omniglot_vae.py --workdir=runs/omniglot_vae
   :prior=gaussian | vamp       the baselines
-  :recipe=fast                 RAT and a cosine decay instead of the paper's schedule
+  :recipe=fast                 RAT, and a schedule of far fewer steps (docs/recipe.md)
 
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -105.22, vamp -106.78, gaussian -108.34.
 """
