@@ -331,3 +331,27 @@ def test_table_chooses_but_is_never_scored(world):
     straight, bent = (world.train(key, index, table=table) for table in (world.table, world.table * 3 + 1))
     np.testing.assert_allclose(straight["all_of_all"][0].elbo, bent["all_of_all"][0].elbo, rtol=1e-6)
     assert np.any(straight["rat_of_all"][0].elbo != bent["rat_of_all"][0].elbo)
+
+
+@pytest.mark.parametrize("scored", ["own", "union"])
+def test_several_codes_of_an_image_see_what_one_would(world, scored):
+    """objective.samples = 3: each code is scored as its image's, and the table is given each mean once."""
+    samples, k, key, index = 3, 2, jax.random.key(5), np.arange(B)
+    config = make_config(search="exact", k=k, scored=scored)
+    config.objective.samples = samples
+    batch = world.batch(key, config, index)
+    train = functools.partial(objectives.training_elbo, key, config, world.model, MESH, world.params)
+    elbo, means, _ = jax.jit(train, compiler_options=QUICKLY)(batch, world.table)
+    key_x, key_z, _ = jax.random.split(key, 3)
+    q = jax.tree.map(lambda a: np.asarray(a, np.float64), world.encode(binarize(key_x, world.images[index])))
+    eps = np.asarray(jax.random.normal(key_z, (samples * B, DIM)), np.float64)
+    drawn = set(np.flatnonzero(draw_of(key, M).contains(np.arange(N))))
+    own = [world.nearest(q.mean[i], k, drawn - {i}) for i in index]
+    for row in range(samples * B):
+        i = row // samples
+        z = q.mean[i] + np.exp(0.5 * q.log_var[i]) * eps[row]
+        log_q = -0.5 * (np.log(2 * np.pi) + q.log_var[i] + eps[row] ** 2).sum()
+        seen = own[i] if scored == "own" else set.union(*own) - {i}
+        np.testing.assert_allclose(elbo.kl[row], log_q - world.log_pz(z, seen, M - (i in drawn)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(means[0].index, index)
+    np.testing.assert_allclose(means[0].means, q.mean, rtol=1e-5, atol=1e-5)

@@ -108,8 +108,13 @@ def test_train_step_is_traced_once(tiny_config, tmp_path, monkeypatch):
 
 
 def test_resumed_run_equals_straight_run(tiny_config, tmp_path, monkeypatch):
-    """Stopped inside an epoch, after a checkpoint that every step writes, with the ScaNN index between two builds."""
+    """Stopped inside an epoch, after a checkpoint that every step writes, with the ScaNN index between two builds.
+
+    With everything that the fast recipe adds to the state and to the step.
+    """
     tiny_config.retrieval.search = "scann"
+    tiny_config.optim.estimator, tiny_config.optim.ema, tiny_config.objective.samples = "stl", 0.9, 2
+    tiny_config.train.validate_epochs = 2
     train.train(tiny_config, tmp_path / "straight")
     tiny_config.train.checkpoint_minutes = 0.0
 
@@ -130,6 +135,8 @@ def test_resumed_run_equals_straight_run(tiny_config, tmp_path, monkeypatch):
     tiny_config.train.checkpoint_minutes = 5.0
     train.train(tiny_config, tmp_path / "stopped")
     assert_same_run(tiny_config, tmp_path / "straight", tmp_path / "stopped")
+    lines = metric_lines(tmp_path / "straight")
+    assert [line["epoch"] for line in lines if line["split"] == "valid"] == [2, 3]  # every second, and the last
 
 
 def start(flags: list[str], workdir: Path) -> subprocess.Popen:
