@@ -22,9 +22,17 @@ class Normal(NamedTuple):
     log_var: Float[Array, "B D"]
 
 
-def sample_normal(key: Array, q: Normal, temperature: Float[Array, ""] | float = 1.0) -> Float[Array, "B D"]:
-    """Draw z = mean + temperature * exp(log_var / 2) * eps, eps ~ N(0, I), differentiable in mean and log_var."""
-    eps = jax.random.normal(key, q.mean.shape, q.mean.dtype)
+def sample_normal(
+    key: Array, q: Normal, temperature: Float[Array, ""] | float = 1.0, *, paired: bool = False
+) -> Float[Array, "B D"]:
+    """Draw z = mean + temperature * exp(log_var / 2) * eps, eps ~ N(0, I), differentiable in mean and log_var.
+
+    Args:
+      paired: rows 2i and 2i + 1 have opposite eps. Where both are drawn for one image, what is linear in eps cancels.
+    """
+    rows, dim = q.mean.shape
+    eps = jax.random.normal(key, (rows // 2 if paired else rows, dim), q.mean.dtype)
+    eps = jnp.stack([eps, -eps], axis=1).reshape(rows, dim) if paired else eps
     return q.mean + temperature * jnp.exp(0.5 * q.log_var) * eps
 
 

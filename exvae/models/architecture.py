@@ -37,8 +37,8 @@ class Architecture(nn.Module):
         return self.family.log_prob(x, self.logits(*latents))
 
     def terms(self, key: Array, x: Float[Array, "B H W C"], stl: bool = False, samples: int = 1) -> Terms:
-        """Terms of so many samples of every latent for each image, those of an image one after another."""
-        return self.draw(key, self.observe(x).repeat(samples), stl)
+        """Terms of so many samples of every latent for each image, one after another, an even number in opposite pairs."""
+        return self.draw(key, self.observe(x).repeat(samples), stl, samples % 2 == 0)
 
     def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Float[Array, "B H W C"]:
         key_latents, key_pixels = jax.random.split(key)
