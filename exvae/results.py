@@ -30,7 +30,9 @@ Made by `python -m exvae.results` from the files in `results/`, which `make repr
 Test log-likelihood in nats (importance weighting, 5000 samples, all test images). Ours: mean over the seeds, ± their
 standard deviation where there are several; in brackets the number of seeds. The paper: mean ± over five training runs.
 **Bold**: at least the paper's mean. All runs use `recipe=fast`, which was chosen on validation
-([the search](recipe.md)); test figures decided nothing.
+([the search](recipe.md)); test figures decided nothing. Minutes of training include validation, and other work may have run
+beside it; CPU minutes are of all cores together. The cores are those that a run could use, with the rate of a float32 product
+on each.
 """
 
 
@@ -100,7 +102,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _minutes(cells: Sequence[Cell], name: str) -> str:
-    return f"{statistics.mean(getattr(cell, name) for cell in cells) / 60:.0f}"
+    """The mean over seeds; '' where some do not have it."""
+    seconds = [getattr(cell, name) for cell in cells]
+    return "" if None in seconds else f"{statistics.mean(seconds) / 60:.0f}"
 
 
 def _main_rows(cells: Sequence[Cell], data: str, architecture: str) -> list[list[str]]:
@@ -119,6 +123,7 @@ def _main_rows(cells: Sequence[Cell], data: str, architecture: str) -> list[list
                 f"{max(first.valid, key=lambda point: point[1])[1]:.2f}",
                 "/".join(str(cell.best_epoch) for cell in found),
                 _minutes(found, "train_seconds"),
+                _minutes(found, "train_cpu_seconds"),
                 _minutes(found, "evaluation_seconds"),
                 f"{first.cores} x {first.matmul_gflops / first.cores:.0f}",
             ]
@@ -127,7 +132,7 @@ def _main_rows(cells: Sequence[Cell], data: str, architecture: str) -> list[list
 
 
 MAIN_HEADER = ("prior", "ours", "the paper's", "difference", "test ELBO", "valid ELBO (first seed)", "best epoch",
-               "training, min", "evaluation, min", "cores x GFLOP/s")  # fmt: skip
+               "training, min", "CPU min", "evaluation, min", "cores x GFLOP/s")  # fmt: skip
 
 
 def _main_section(cells: Sequence[Cell]) -> list[str]:
