@@ -11,6 +11,7 @@ import argparse
 import collections
 import dataclasses
 import fnmatch
+import importlib.util
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from pathlib import Path
 from exvae import metrics, results
 from exvae.errors import UserError
 from exvae.metrics import clock
-from exvae.sweep import GUARD
+from exvae.sweep import GUARD, same_config
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_SECONDS = 1.0
@@ -85,6 +86,23 @@ def plans(seeds: Sequence[int] | None = None) -> Iterator[Plan]:
             for fraction in ("0.2", "0.1"):
                 experiment = f"ablation_subsampling.py:data={data},fraction={fraction},recipe=fast"
                 yield Plan(f"ablation_subsampling_{data}_{fraction}_seed{seed}", experiment, seed)
+
+
+def config_of(plan: Plan) -> dict:
+    """The config that the cell's command has."""
+    file, _, argument = plan.experiment.partition(":")
+    spec = importlib.util.spec_from_file_location("experiment", ROOT / "experiments" / file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = module.get_config(argument)
+    config.seed = plan.seed
+    return config.to_dict()
+
+
+def finished(plan: Plan, folder: Path) -> bool:
+    """Whether there is a result of just this config: the recipe may have changed since."""
+    path = folder / f"{plan.name}.json"
+    return path.exists() and same_config(config_of(plan), results.read(path).config)
 
 
 def choose(pattern: str, seeds: Sequence[int] | None) -> list[Plan]:
@@ -186,7 +204,7 @@ def check_tree() -> None:
 
 def run(chosen: Sequence[Plan], runs: Path, folder: Path, jobs: int) -> int:
     """The unfinished cells, so many at a time; the number of those that failed."""
-    todo = collections.deque(plan for plan in chosen if not (folder / f"{plan.name}.json").exists())
+    todo = collections.deque(plan for plan in chosen if not finished(plan, folder))
     print(f"cells: {len(chosen)}, finished before: {len(chosen) - len(todo)}, at a time: {jobs}", flush=True)
     free, running, failed, took = list(range(jobs)), [], [], []
     began: dict[str, tuple[float, float]] = {}  # moment and progress when a cell was started
@@ -261,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = choose(options.cells, seeds)
         if options.dry_run:
             for plan in chosen:
-                done = (options.results / f"{plan.name}.json").exists()
+                done = finished(plan, options.results)
                 text = shlex.join(["python", *plan.command(options.runs)])
                 print(f"{'finished' if done else 'to do   '}  {text}")
             return 0

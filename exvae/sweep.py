@@ -150,17 +150,22 @@ def child_command(words: Sequence[str], point: Point) -> list[str]:
     return [sys.executable, str(ROOT / "launch.py"), *words, *fields, f"--workdir={point.folder}"]
 
 
+def same_config(new: dict, old: dict) -> bool:
+    """Whether a finished run of the config `old` (results.json's) is what `new` asks for."""
+    new = copy.deepcopy(new)
+    for group, name in AUTOMATIC:
+        new[group][name] = new[group][name] or old[group][name]
+    now, then = (flatten_dict(config, sep=".") for config in (new, old))
+    agrees = all(now[field] == then[field] for field in now if field.startswith(MORE_TO_DO))
+    return agrees and not configs.differences(new, old)
+
+
 def finished(point: Point) -> dict | None:
     """results.json, if it has a log-likelihood and is of the point's config; else None."""
     try:
         results = json.loads((point.folder / "results.json").read_text())
-        new, old = point.config.to_dict(), results["config"]
-        for group, name in AUTOMATIC:
-            new[group][name] = new[group][name] or old[group][name]
-        now, then = (flatten_dict(config, sep=".") for config in (new, old))
-        agrees = all(now[field] == then[field] for field in now if field.startswith(MORE_TO_DO))
         is_whole = results["test"]["log_likelihood"] is not None
-        return results if is_whole and agrees and not configs.differences(new, old) else None
+        return results if is_whole and same_config(point.config.to_dict(), results["config"]) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

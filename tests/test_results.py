@@ -5,7 +5,7 @@ import json
 import pytest
 
 from exvae import config as configs
-from exvae import paper, results
+from exvae import paper, reproduce, results
 from exvae.errors import UserError
 
 
@@ -40,6 +40,8 @@ def test_page_in_the_docs_is_made_from_the_files_of_results():
         assert cell.test["num_images"] == {"omniglot": 8070}.get(cell.config["data"]["name"], 10_000)
         assert cell.test["iwae_samples"] == 5000
         assert paper.cell(cell.config) is not None
+        plan = next(plan for plan in reproduce.plans([cell.config["seed"]]) if plan.name == cell.name)
+        assert reproduce.finished(plan, results.RESULTS), f"{cell.name} is not of the recipe as it is now"
 
 
 def test_cell_is_read_back_as_it_was_written(tmp_path):
