@@ -26,7 +26,6 @@ bench: $(VENV)/installed
 # The paper's tables, cell by cell, for hours; ARGS="--cells='mnist_vae_*' --jobs=2", or --dry_run to see the list.
 reproduce: $(VENV)/installed
 	$(BIN)/python -m exvae.reproduce $(ARGS)
-	$(BIN)/python -m exvae.results
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)

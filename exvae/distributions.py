@@ -42,7 +42,7 @@ def log_normal(z: Float[Array, "B D"], p: Normal) -> Float[Array, " B"]:
     return -0.5 * jnp.sum(LOG_2PI + p.log_var + squares, axis=-1)
 
 
-def log_posterior(z: Float[Array, "B D"], q: Normal, stl: bool = False) -> Float[Array, " B"]:
+def log_posterior(z: Float[Array, "B D"], q: Normal, *, stl: bool = False) -> Float[Array, " B"]:
     """log q(z), where z was drawn from q.
 
     Args:

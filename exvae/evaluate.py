@@ -282,12 +282,14 @@ def _score(mesh: Mesh, score: Callable, images, order: list[int], candidates: in
             bad = padded[~np.isfinite(scores.log_likelihood)][0]
             raise FloatingPointError(f"the log-likelihood of image {bad} is not finite")
         rows = zip(index.tolist(), *(np.minimum(a, 1e30).tolist() for a in scores), strict=False)
-        same = {"candidates": candidates, "seconds": (time.monotonic() - began) / len(index)}
+        seconds = (time.monotonic() - began) / len(index)
+        before = {image: (records.get(image) or {}).get("seconds", 0.0) for image in index.tolist()}
         records.add(
             [
-                {"image": image, "log_likelihood": value, "excess": excess, "loss": loss, **same}
+                {"image": image, "log_likelihood": value, "excess": excess, "loss": loss, "candidates": candidates,
+                 "seconds": before[image] + seconds}
                 for image, value, excess, loss in rows
             ]
-        )
+        )  # fmt: skip
         countdown.show(start + len(index))
     countdown.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -17,6 +18,8 @@ from tensorboardX import SummaryWriter
 from exvae import config as configs
 from exvae import sharding
 from exvae.errors import UserError
+
+OUTPUTS = (":(top,exclude)results", ":(top,exclude)docs")  # what finished runs write is no change of the code
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -37,6 +40,7 @@ def open_workdir(workdir: Path, config: dict) -> None:
         probe.unlink()
     except OSError as error:
         raise UserError(f"--workdir={workdir} cannot be written: {error.strerror}") from error
+    git_revision()  # a commit while the run goes on is not its code
     path = workdir / "config.json"
     is_run = path.exists() and any((workdir / name).exists() for name in ("checkpoints", "results.json"))
     if is_run and (found := configs.differences(config, read_config(workdir))):
@@ -86,15 +90,17 @@ def read_config(workdir: Path) -> dict:
         raise UserError(f"{path} is not the config of a run ({error})") from error
 
 
+@functools.cache
 def git_revision() -> str | None:
-    """The commit of the code, with '+' where files were changed; None outside a checkout."""
+    """The commit of the code when it was first asked for, '+' if code was changed since; None outside a checkout."""
     here = Path(__file__).parent
 
     def git(*args: str) -> str:
         return subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        changes = git("status", "--porcelain", "--untracked-files=no", "--", ":/", *OUTPUTS)
+        return git("rev-parse", "HEAD") + ("+" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 

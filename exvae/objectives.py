@@ -17,7 +17,7 @@ from exvae.priors.types import Batch, Means
 
 
 class Elbo(NamedTuple):
-    """elbo = reconstruction - kl, per image, in nats."""
+    """elbo = reconstruction - kl, for each code, in nats."""
 
     elbo: Float[Array, " B"]
     reconstruction: Float[Array, " B"]
@@ -25,7 +25,7 @@ class Elbo(NamedTuple):
 
 
 def elbo_of(terms: Terms, log_pz: Float[Array, " B"]) -> Elbo:
-    """log p(x|z) - [log q - log p] with one sample of every latent, Eq. (5)."""
+    """log p(x|z) - [log q - log p] at the samples of the latents, Eq. (5)."""
     kl = terms.log_q - terms.log_ratio - log_pz
     return Elbo(terms.log_px - kl, terms.log_px, kl)  # Eq. (5)
 
@@ -38,8 +38,8 @@ def training_terms(key: Array, config: Any, model: nn.Module, params: dict, batc
     key_x, key_z, key_dropout = jax.random.split(key, 3)
     images = batch.own_images()
     x = binarize(key_x, images) if config.model.likelihood == "bernoulli" else to_unit(images)
-    stl, samples = config.optim.estimator == "stl", config.objective.samples
-    return models.training_terms(key_z, key_dropout, model, params, x, stl, samples)
+    options = {"stl": config.optim.estimator == "stl", "samples": config.objective.samples}
+    return models.training_terms(key_z, key_dropout, model, params, x, **options)
 
 
 def training_elbo(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
+import fcntl
 import fnmatch
 import importlib.util
 import json
@@ -23,16 +25,18 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from exvae import config as configs
 from exvae import metrics, results
 from exvae.errors import UserError
 from exvae.metrics import clock
-from exvae.sweep import GUARD, same_config
+from exvae.sweep import AUTOMATIC, GUARD, same_config
 
 ROOT = Path(__file__).resolve().parents[1]
+RUNS = Path("runs/reproduce")
 POLL_SECONDS = 1.0
 PROGRESS_SECONDS = 600.0  # between two lines that say how long is left
 NICE = 10  # of 19: other work goes first
-EVALUATION_SHARE = 1.25  # of a cell's training: guessed, as long as none has finished
+WHOLE_BY_TRAINING = 1.25  # training and evaluation together, by the time of training: a guess
 # Prints what a float32 product reaches on the cores that this process may use.
 MATMUL = """
 import time, jax, jax.numpy as jnp
@@ -131,11 +135,28 @@ class Job:
     cores: list[int]
     matmul_gflops: float
     process: subprocess.Popen
+    began: float  # moment, and progress then
+    progress: float
+
+
+def set_aside(plan: Plan, runs: Path) -> None:
+    """Moves a run of an earlier recipe out of the cell's folder."""
+    workdir = runs / plan.name
+    if not (workdir / "config.json").exists():
+        return
+    old, new = metrics.read_config(workdir), config_of(plan)
+    for group, name in AUTOMATIC:
+        new[group][name] = new[group][name] or old[group][name]
+    if configs.differences(new, old):
+        aside = workdir.with_name(f"{plan.name}-before-{time.strftime('%Y%m%d-%H%M%S')}")
+        workdir.rename(aside)
+        print(f"moved    a run of another config to {aside}", flush=True)
 
 
 def start(plan: Plan, runs: Path, slot: int, jobs: int) -> Job:
     """launch.py at low priority on its share of the cores; it ends with this process, however that happens."""
     cores = cores_of(slot, jobs)
+    set_aside(plan, runs)
     pin = f"import os\nos.nice({NICE})\n"
     if hasattr(os, "sched_setaffinity"):
         pin += f"os.sched_setaffinity(0, {cores})\n"
@@ -148,7 +169,7 @@ def start(plan: Plan, runs: Path, slot: int, jobs: int) -> Job:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
-    return Job(plan, slot, cores, float(rate.stdout), process)
+    return Job(plan, slot, cores, float(rate.stdout), process, time.monotonic(), progress_of(plan, runs))
 
 
 def collect(job: Job, runs: Path) -> results.Cell:
@@ -162,7 +183,7 @@ def collect(job: Job, runs: Path) -> results.Cell:
     seconds = next((s["seconds"] for s in summaries if s["test"] == found["test"]), 0.0)
     return results.Cell(
         name=job.plan.name,
-        command=shlex.join(["python", *job.plan.command(Path("runs"))]),
+        command=shlex.join(["python", *job.plan.command(RUNS)]),
         test=found["test"],
         best_epoch=found["best_epoch"],
         config=config,
@@ -202,59 +223,86 @@ def check_tree() -> None:
         raise UserError(f"this folder {what}, but results name their revision: run it from a clean clone")
 
 
+@contextlib.contextmanager
+def _lock(runs: Path) -> Iterator[None]:
+    """One reproduction at a time of these cells; the system takes the lock back when a process ends."""
+    runs.mkdir(parents=True, exist_ok=True)
+    with open(runs / ".reproduce.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"--runs={runs}: another reproduction is going on in this folder") from error
+        yield
+
+
+def _end(job: Job, runs: Path, folder: Path) -> results.Cell:
+    """The result of a process that has ended; what went wrong as an error."""
+    code = job.process.returncode
+    if code:
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        raise ChildProcessError(f"{how}: {last_line(runs, job.plan)}")
+    cell = collect(job, runs)
+    results.write(folder, cell)
+    return cell
+
+
 def run(chosen: Sequence[Plan], runs: Path, folder: Path, jobs: int) -> int:
     """The unfinished cells, so many at a time; the number of those that failed."""
     todo = collections.deque(plan for plan in chosen if not finished(plan, folder))
     print(f"cells: {len(chosen)}, finished before: {len(chosen) - len(todo)}, at a time: {jobs}", flush=True)
-    free, running, failed, took = list(range(jobs)), [], [], []
-    began: dict[str, tuple[float, float]] = {}  # moment and progress when a cell was started
+    free, running, took, failed = list(range(jobs)), [], [], 0
     shown = time.monotonic()
     try:
         while todo or running:
             while todo and free:
-                plan = todo.popleft()
-                began[plan.name] = (time.monotonic(), progress_of(plan, runs))
-                running.append(start(plan, runs, free.pop(0), jobs))
-                print(f"started  {plan.name}  ({runs / plan.name / 'log.txt'})", flush=True)
+                plan, slot = todo.popleft(), free.pop(0)
+                try:
+                    running.append(start(plan, runs, slot, jobs))
+                    print(f"started  {plan.name}  ({runs / plan.name / 'log.txt'})", flush=True)
+                except Exception as error:  # of one cell: the others run
+                    failed += 1
+                    free.append(slot)
+                    print(f"failed   {plan.name}  {_one_line(error)}", flush=True)
             time.sleep(POLL_SECONDS)
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
                 free.append(job.slot)
-                if job.process.returncode == 0:
-                    cell = collect(job, runs)
-                    results.write(folder, cell)
+                try:
+                    cell = _end(job, runs, folder)
                     took.append(cell.train_seconds + cell.evaluation_seconds)
                     print(f"done     {cell.name}  log-likelihood {cell.test['log_likelihood']:.2f}", flush=True)
-                else:
-                    failed.append(job.plan.name)
-                    code = job.process.returncode
-                    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                    print(f"failed   {job.plan.name}  {how}: {last_line(runs, job.plan)}", flush=True)
+                except Exception as error:  # of one cell: the others go on
+                    failed += 1
+                    print(f"failed   {job.plan.name}  {_one_line(error)}", flush=True)
             if time.monotonic() - shown > PROGRESS_SECONDS:
                 shown = time.monotonic()
-                print(_left(running, todo, runs, began, took, jobs), flush=True)
+                print(_left(running, todo, runs, took, jobs), flush=True)
     finally:
         for job in running:
             job.process.terminate()
         for job in running:
             job.process.wait()
-    return len(failed)
+    return failed
 
 
-def _left(running: Sequence[Job], todo: Sequence[Plan], runs: Path, began: dict, took: list[float], jobs: int) -> str:
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _left(running: Sequence[Job], todo: Sequence[Plan], runs: Path, took: list[float], jobs: int) -> str:
     """How far the running cells are, and how long all of them will take at this pace."""
-    parts, whole = [], list(took)
-    for job in running:
-        moment, first = began[job.plan.name]
-        now = progress_of(job.plan, runs)
-        parts.append(f"{job.plan.name} {100 * now:.0f} %")
-        if now > first:
-            whole.append(EVALUATION_SHARE * (time.monotonic() - moment) / (now - first))
+    progress = [progress_of(job.plan, runs) for job in running]
+    text = "running  " + ", ".join(f"{job.plan.name} {100 * p:.0f} %" for job, p in zip(running, progress, strict=True))
+    whole = took or [
+        WHOLE_BY_TRAINING * (time.monotonic() - job.began) / (p - job.progress)
+        for job, p in zip(running, progress, strict=True)
+        if p > job.progress
+    ]
     if not whole:
-        return f"running  {', '.join(parts)}"
+        return text
     typical = sum(whole) / len(whole)
-    rest = sum(typical * (1 - progress_of(job.plan, runs)) for job in running) + typical * len(todo)
-    return f"running  {', '.join(parts)}; {len(todo)} wait; about {clock(rest / jobs)} left"
+    rest = sum(typical * (1 - p / WHOLE_BY_TRAINING) for p in progress) + typical * len(todo)
+    return f"{text}; {len(todo)} wait; about {clock(rest / jobs)} left"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -264,9 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seeds", default="", metavar="0,1,...", help="of every cell; else as docs/results.md has them"
     )
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time, each on its share of the cores")
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs/reproduce"), metavar="FOLDER", help="of the run folders"
-    )
+    parser.add_argument("--runs", type=Path, default=RUNS, metavar="FOLDER", help="of the run folders")
     parser.add_argument("--results", type=Path, default=results.RESULTS, metavar="FOLDER", help="of finished cells")
     parser.add_argument("--dry_run", action="store_true", help="print the commands and what is finished, run nothing")
     options = parser.parse_args(argv)
@@ -276,6 +322,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.jobs < 1:
             raise UserError(f"--jobs={options.jobs} must be at least 1")
         seeds = [int(seed) for seed in options.seeds.split(",")] if options.seeds else None
+        if seeds and len(set(seeds)) < len(seeds):
+            raise UserError(f"--seeds={options.seeds} has a seed twice")
         chosen = choose(options.cells, seeds)
         if options.dry_run:
             for plan in chosen:
@@ -284,7 +332,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{'finished' if done else 'to do   '}  {text}")
             return 0
         check_tree()
-        failed = run(chosen, options.runs.absolute(), options.results.absolute(), options.jobs)
+        with _lock(options.runs):
+            failed = run(chosen, options.runs.absolute(), options.results.absolute(), options.jobs)
+        if options.results == results.RESULTS:
+            results.main([])
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -155,7 +155,8 @@ def same_config(new: dict, old: dict) -> bool:
     new = copy.deepcopy(new)
     for group, name in AUTOMATIC:
         new[group][name] = new[group][name] or old[group][name]
-    now, then = (flatten_dict(config, sep=".") for config in (new, old))
+    now, then, default = (flatten_dict(config, sep=".") for config in (new, old, configs.get_config().to_dict()))
+    then = {**default, **then}  # a run older than a field had its default
     agrees = all(now[field] == then[field] for field in now if field.startswith(MORE_TO_DO))
     return agrees and not configs.differences(new, old)
 

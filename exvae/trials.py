@@ -40,6 +40,8 @@ def collect(workdir: Path, note: str) -> dict[str, Any]:
     }
     if not curves["valid"]:
         raise UserError(f"{workdir} was never validated")
+    if config["data"]["name"] not in SIZES:
+        raise UserError(f"{workdir} is of {config['data']['name']}: the page is about {', '.join(SIZES)}")
     speeds = sorted(line["images_per_second"] for line in lines if "images_per_second" in line)
     return {
         "note": note,
@@ -65,7 +67,7 @@ def _row(trial: dict[str, Any], num_train: int) -> list[str]:
         str(train["batch_size"]),
         str(config.get("objective", {}).get("samples", 1)),
         str(config["retrieval"]["num_neighbours"]) if is_rat else "",
-        str(optim["kl_warmup_epochs"]),
+        str(optim["kl_warmup_epochs"] if optim["kl_warmup_epochs"] > 1 else 0),  # 1 is none: the first epoch has it all
         f"{optim['ema']:g}" if optim.get("ema") else "",
         trial["note"],
         _at(valid, 5),
@@ -100,7 +102,7 @@ def read_all(folder: Path) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m exvae.trials", description="What was tried for the recipe.")
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="folders of runs to add")
-    parser.add_argument("--note", default="", help="what of these runs their config does not say")
+    parser.add_argument("--note", default="", help="what their config does not show")
     options = parser.parse_args(argv)
     try:
         for folder in options.folders:

@@ -10,7 +10,6 @@ import functools
 import itertools
 import sys
 import tempfile
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -38,6 +37,8 @@ def make_config(architecture: str, search: str, images: Path):
     config.retrieval.search = "exact" if search == "host" else search
     if architecture == "convhvae":
         config.optim.estimator, config.optim.ema = "stl", 0.9
+    elif search in ("exact", "host"):
+        config.objective.samples = 2
     config.data.device_mib = 1e-6 if search == "host" else 0.0
     return config
 
@@ -69,7 +70,7 @@ def run_steps(architecture: str, search: str, images: Path) -> dict[str, np.ndar
     state = place(first_state(architecture, images), setup)
     feeder = Feeder(setup.config, setup.model, setup.mesh, setup.store, state)
     progress = metrics.Progress(20, 16)
-    state = train._run_epoch(setup, state, 1, mock.Mock(), progress, time.monotonic(), feeder)
+    state = train._run_epoch(setup, state, 1, mock.Mock(), progress, train.Stopwatch({}), feeder)
     assert int(state.step) == 20
     values = {"params": state.params, "average": state.average, "loss": state.sums["loss"]}
     leaves = jax.tree_util.tree_leaves_with_path(values)

@@ -26,7 +26,7 @@ def toy_gradients(q: Normal, num_samples: int, stl: bool, paired: bool = False) 
         rows = jax.tree.map(lambda a: jnp.stack([a] * (2 if paired else 1)), q)
         z = sample_normal(key, rows, paired=paired)
         log_px = log_normal(z * W, Normal(X, jnp.full(2, jnp.log(NOISE))))
-        return jnp.mean(log_px + gaussian_log_prob(z) - log_posterior(z, rows, stl))
+        return jnp.mean(log_px + gaussian_log_prob(z) - log_posterior(z, rows, stl=stl))
 
     q = jax.tree.map(jnp.float32, q)
     keys = jax.random.split(jax.random.key(0), num_samples)
@@ -97,7 +97,7 @@ def test_model_gradient_has_the_same_mean_and_the_elbo_the_same_value(architectu
     x = binarize(jax.random.key(1), images[:B])
 
     def elbo(params, key, stl):
-        terms, _ = models.training_terms(key, key, model, params, x, stl)
+        terms, _ = models.training_terms(key, key, model, params, x, stl=stl)
         return objectives.elbo_of(terms, gaussian_log_prob(terms.z)).elbo
 
     def run(params, key):

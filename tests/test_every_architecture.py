@@ -17,7 +17,7 @@ KINDS = {
     "celeba": ("celeba", "discretized_logistic", (16, 16, 3)),
     "grey vae": ("vae", "discretized_logistic", (6, 6, 1)),
 }
-# The prior is the exemplar prior where nothing is said. An average takes batch statistics with it.
+# The prior is the exemplar prior unless listed. An average takes batch statistics with it.
 MORE_FIELDS = {"grey vae": {"prior.name": "vamp"}, "celeba": {"optim.estimator": "stl", "optim.ema": 0.9}}
 FIELDS = {
     "model.latent_dim": 4, "model.hidden_dim": 8, "model.channels": 4, "prior.num_exemplars": 40,

@@ -116,6 +116,14 @@ def test_average_equals_a_hand_written_loop(decay):
             np.testing.assert_allclose(average[name], want[name], rtol=1e-5, atol=1e-6, err_msg=f"{name} {t}")
 
 
+def test_patience_counts_epochs_where_not_all_are_validated():
+    stopping, bad = optim.EarlyStopping.start(), []
+    for epoch, elbo in ((5, -3.0), (10, -4.0), (15, -3.0), (20, -2.0)):
+        stopping = stopping.update(epoch, elbo, 0, 5)
+        bad.append(int(stopping.bad_epochs))
+    assert bad == [0, 5, 10, 0] and int(stopping.best_epoch) == 20
+
+
 @pytest.mark.parametrize("warmup", [0, 1, 10])
 def test_early_stopping_equals_a_hand_written_loop(warmup):
     rng = np.random.default_rng(warmup)

@@ -3,7 +3,7 @@
 encode    images -> q(z|x), the posterior of the top latent
 observe   images -> all that the encoders say of them
 draw      what was observed -> Terms of one sample of every latent for each row
-terms     draw of observe
+terms     draw of observe, once or several times for each image
 complete  codes of the top latent -> all latents, those below it drawn
 decode    codes of the top latent -> images; render of complete
 latents   images -> posterior means of every latent, the top one first
@@ -63,11 +63,11 @@ def apply(model: nn.Module, params: dict, *args: Any, method: str) -> Any:
 
 
 def training_terms(
-    key: Array, key_dropout: Array, model: nn.Module, params: dict, x: Float[Array, "B H W C"], *options: Any
+    key: Array, key_dropout: Array, model: nn.Module, params: dict, x: Float[Array, "B H W C"], **options: Any
 ) -> tuple[Terms, dict]:
     """`terms` as training has them, with dropout and the batch's own statistics, and the new running statistics."""
     rngs = {"dropout": key_dropout}
-    return model.apply(_variables(params), key, x, *options, method="terms", rngs=rngs, mutable=[STATISTICS])
+    return model.apply(_variables(params), key, x, **options, method="terms", rngs=rngs, mutable=[STATISTICS])
 
 
 def _variables(params: dict) -> dict:

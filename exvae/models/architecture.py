@@ -36,9 +36,9 @@ class Architecture(nn.Module):
         """log p(x | all latents)."""
         return self.family.log_prob(x, self.logits(*latents))
 
-    def terms(self, key: Array, x: Float[Array, "B H W C"], stl: bool = False, samples: int = 1) -> Terms:
+    def terms(self, key: Array, x: Float[Array, "B H W C"], *, stl: bool = False, samples: int = 1) -> Terms:
         """Terms of so many samples of every latent for each image, one after another; an even number in pairs."""
-        return self.draw(key, self.observe(x).repeat(samples), stl, samples % 2 == 0)
+        return self.draw(key, self.observe(x).repeat(samples), stl=stl, paired=samples % 2 == 0)
 
     def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Float[Array, "B H W C"]:
         key_latents, key_pixels = jax.random.split(key)

@@ -58,13 +58,13 @@ class HVAE(Architecture):
         joint = jnp.concatenate([self.p_x_z1(z1), self.p_x_z2(z2)], axis=-1)
         return self.p_x(joint).reshape(-1, *self.image_shape)
 
-    def draw(self, key: Array, seen: Observed, stl: bool = False, paired: bool = False) -> Terms:
+    def draw(self, key: Array, seen: Observed, *, stl: bool = False, paired: bool = False) -> Terms:
         key_z2, key_z1 = jax.random.split(key)
         z2 = sample_normal(key_z2, seen.q, paired=paired)
         q_z1, p_z1 = self.posterior_z1(seen.features, z2), self.prior_z1(z2)
         z1 = sample_normal(key_z1, q_z1, paired=paired)
-        log_ratio = log_normal(z1, p_z1) - log_posterior(z1, q_z1, stl)
-        return Terms(z2, seen.q, self.log_px(seen.x, z2, z1), log_ratio, log_posterior(z2, seen.q, stl))
+        log_ratio = log_normal(z1, p_z1) - log_posterior(z1, q_z1, stl=stl)
+        return Terms(z2, seen.q, self.log_px(seen.x, z2, z1), log_ratio, log_posterior(z2, seen.q, stl=stl))
 
     def complete(self, key: Array, z: Float[Array, "B D"]) -> tuple[Float[Array, "B D"], Float[Array, "B D1"]]:
         return z, sample_normal(key, self.prior_z1(z))

@@ -36,9 +36,9 @@ class VAE(Architecture):
     def observe(self, x: Float[Array, "B H W C"]) -> Observed:
         return Observed(x, self.encode(x), features=None)
 
-    def draw(self, key: Array, seen: Observed, stl: bool = False, paired: bool = False) -> Terms:
+    def draw(self, key: Array, seen: Observed, *, stl: bool = False, paired: bool = False) -> Terms:
         z = sample_normal(key, seen.q, paired=paired)
-        return Terms(z, seen.q, self.log_px(seen.x, z), 0.0, log_posterior(z, seen.q, stl))
+        return Terms(z, seen.q, self.log_px(seen.x, z), 0.0, log_posterior(z, seen.q, stl=stl))
 
     def complete(self, key: Array, z: Float[Array, "B D"]) -> tuple[Float[Array, "B D"]]:
         del key  # nothing is drawn below z

@@ -15,7 +15,7 @@ from exvae.retrieval import NOBODY
 from exvae.retrieval.draw import Draw
 
 BLOCK = 25_600  # table rows scored at a time, at most
-CPU_SCORES = 640_000  # a CPU scores only so many pairs at a time: they stay in a core's cache, and no page is new
+CPU_SCORES = 640_000  # pairs that a CPU scores at a time: they stay in a core's cache
 FAR = 1e30  # score of an empty slot; finite, because accelerators split the factors of an exact product: inf - inf
 SEGMENT = 32  # values whose minimum stands for them in the first stage of top-k
 
