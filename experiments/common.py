@@ -75,7 +75,7 @@ def shrink(
 
 
 def _fast(config: ml_collections.ConfigDict) -> None:
-    """The paper's numbers in a fraction of its steps: the same for all priors. docs/recipe.md has the search."""
+    """Far fewer steps than the paper's, the same for all priors. docs/recipe.md has the search."""
     dense = config.model.architecture in ("vae", "hvae")
     config.retrieval.search = "exact"
     config.retrieval.num_neighbours = 1  # an image sees the neighbours of the whole batch
