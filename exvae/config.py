@@ -82,6 +82,7 @@ def get_config() -> ml_collections.ConfigDict:
     optim.normalise_gradients = True  # each tensor's gradient to unit norm before Adam
     optim.estimator = "plain"  # plain: every gradient of the ELBO (the paper); stl: none through q in log q(z|x)
     optim.ema = 0.0  # decay of an average of the parameters, which is what is validated and used; 0: no average
+    optim.weight_decay = 0.0  # fraction of a weight matrix or kernel of the networks that a step of rate 1 takes away
     optim.kl_warmup_epochs = 100  # beta rises linearly to 1 over these
 
     config.train = train = ml_collections.ConfigDict()
@@ -187,7 +188,7 @@ def validate(config: Any) -> None:
         "retrieval.num_neighbours": 1, "retrieval.refresh_epochs": 0, "retrieval.rebuild_steps": 0,
         "retrieval.leaves": 0, "retrieval.leaves_searched": 0, "retrieval.reorder": -1, "retrieval.min_recall": 0,
         "objective.samples": 1, "optim.learning_rate": 0, "optim.rise_steps": 0, "optim.floor": 0,
-        "optim.kl_warmup_epochs": 0,
+        "optim.weight_decay": 0, "optim.kl_warmup_epochs": 0,
         "train.epochs": 1, "train.batch_size": 1, "train.validate_epochs": 1, "train.patience": 1,
         "train.checkpoint_minutes": 0,
         "eval.iwae_samples": 1, "eval.num_images": 0, "eval.candidates": 1, "eval.audit": 1, "eval.tolerance": 0,

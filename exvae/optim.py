@@ -38,9 +38,19 @@ def learning_rate(config: Any, total_steps: int) -> optax.Schedule:
 
 
 def optimizer(config: Any, total_steps: int) -> optax.GradientTransformation:
-    """Adam(0.9, 0.999, 1e-8) on normalised gradients."""
+    """Adam(0.9, 0.999, 1e-8) on normalised gradients; with `weight_decay` AdamW (Loshchilov & Hutter, 2019)."""
     first = normalise_gradients() if config.normalise_gradients else optax.identity()
-    return optax.chain(first, optax.scale_by_adam(), optax.scale_by_learning_rate(learning_rate(config, total_steps)))
+    rate = optax.scale_by_learning_rate(learning_rate(config, total_steps))
+    if not config.weight_decay:
+        return optax.chain(first, optax.scale_by_adam(), rate)
+    return optax.chain(
+        first, optax.scale_by_adam(), optax.add_decayed_weights(config.weight_decay, mask=_decayed), rate
+    )
+
+
+def _decayed(params: dict) -> dict:
+    """Matrices and kernels of the networks: no biases, nothing of the prior."""
+    return {part: jax.tree.map(lambda p, part=part: part == "model" and p.ndim > 1, params[part]) for part in params}
 
 
 def kl_weight(step: Array, steps_per_epoch: int, warmup_epochs: int) -> Array:
