@@ -100,6 +100,20 @@ def test_kl_weight_rises_by_epochs(warmup, want):
             assert float(optim.kl_weight(jnp.int32(step), per_epoch, warmup)) == pytest.approx(beta)
 
 
+def test_weight_decay_shrinks_the_networks_matrices_alone():
+    """With a gradient of zero a step of rate r leaves 1 - r decay of them."""
+    config = get_config().optim
+    config.weight_decay, config.learning_rate = 0.3, 0.1
+    network = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
+    params = {"model": network, "prior": {"log_var": jnp.ones(()), "pseudo_inputs": jnp.ones((2, 2, 2, 1))}}
+    optimizer = optim.optimizer(config, 10)
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    new = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(new["model"]["kernel"], 0.97, rtol=1e-6)
+    for value in (new["model"]["bias"], *new["prior"].values()):
+        np.testing.assert_array_equal(value, 1.0)
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.999])
 def test_average_equals_a_hand_written_loop(decay):
     rng = np.random.default_rng(0)
