@@ -165,7 +165,7 @@ def test_killed_process_goes_on_bit_for_bit(tiny_config, tiny_flags, tmp_path):
     assert process.returncode == 0, err
     tiny_config.train.epochs = 6
     tiny_config.train.checkpoint_minutes = 0.0001
-    tiny_config.optim.rise_steps, tiny_config.optim.learning_rate = 200, 1e-3
+    tiny_config.optim.rise_steps, tiny_config.optim.learning_rate = 200, 4e-3
     train.train(tiny_config, straight)
     assert_same_run(tiny_config, killed, straight)
 
