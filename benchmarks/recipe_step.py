@@ -32,8 +32,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "stl": {"optim.estimator": "stl"},
     "ema": {"optim.ema": 0.999},
     "stl + ema": BOTH,
+    "stl + ema, two z": {**BOTH, "objective.samples": 2},
     "stl + ema, K = 1": {**BOTH, "retrieval.num_neighbours": 1},
-    "stl + ema, K = 1, two z": {**BOTH, "retrieval.num_neighbours": 1, "objective.samples": 2},
 }
 ROUNDS = flags.DEFINE_integer("rounds", 40, f"timings of {STEPS} steps each")
 OUT = flags.DEFINE_string("out", "", "also write the rows to this JSON file")
