@@ -114,7 +114,7 @@ def choose(pattern: str, seeds: Sequence[int] | None) -> list[Plan]:
     every = list(plans(seeds))
     chosen = [p for p in every if any(fnmatch.fnmatch(p.name, part) for part in pattern.split(","))]
     if not chosen:
-        raise UserError(f"--cells={pattern} matches none of {', '.join(plan.name for plan in every)}")
+        raise UserError(f"--cells={pattern} matches none of the {len(every)} cells; --dry_run lists them")
     return chosen
 
 

@@ -59,7 +59,7 @@ def test_dry_run_prints_the_commands_and_what_is_finished(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--cells=nist*"], "--cells=nist* matches none of mnist_vae_exemplar_seed0, "),
+        (["--cells=nist*"], "--cells=nist* matches none of the 28 cells; --dry_run lists them"),
         (["--seeds=1,x"], "--seeds=1,x must be whole numbers"),
         (["--jobs=0"], "--jobs=0 must be at least 1"),
         ([], "has uncommitted changes"),
