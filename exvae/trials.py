@@ -2,6 +2,7 @@
 
 python -m exvae.trials                                   makes the tables anew
 python -m exvae.trials RUN_FOLDER... [--note=TEXT]       adds runs, finished or not
+python -m exvae.trials RUN_FOLDER... --likelihood=1000   and scores so many validation images
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exvae import metrics
+from exvae import evaluate, metrics, run
 from exvae.errors import UserError
 from exvae.paper import NUM_TRAIN
 from exvae.results import RESULTS, ROOT, table
@@ -22,9 +23,10 @@ from exvae.results import RESULTS, ROOT, table
 TRIALS, PAGE = RESULTS / "trials", ROOT / "docs" / "recipe.md"
 MARK = "<!-- Everything below is made by `python -m exvae.trials` from results/trials/. Do not edit. -->\n"
 SIZES = {**NUM_TRAIN, "mnist_5k": 4000}
+SAMPLES = 500  # of a trial's log-likelihood
 GROUPS = ("data", "model", "prior", "retrieval", "objective", "optim", "train")  # of the config, kept with a trial
 HEADER = ("rate", "gradient", "batch", "z", "K", "warm-up", "average", "note", "epoch 5", "epoch 10", "last",
-          "training ELBO", "seconds an epoch")  # fmt: skip
+          "training ELBO", "active units", "log p(x)", "seconds an epoch")  # fmt: skip
 
 
 def collect(workdir: Path, note: str) -> dict[str, Any]:
@@ -51,6 +53,19 @@ def collect(workdir: Path, note: str) -> dict[str, Any]:
     }
 
 
+def score(workdir: Path, num_images: int) -> dict[str, Any]:
+    """Log-likelihood of the first validation images under a run's best parameters, and its active units."""
+    best = run.load(workdir)
+    images = best.dataset.valid.images
+    values = best.log_likelihood(images[:num_images], SAMPLES)
+    return {
+        "log_likelihood": round(float(values.mean()), 3),
+        "scored_images": len(values),
+        "scored_samples": SAMPLES,
+        "active_units": evaluate.active_units(best.encode(images).mean),
+    }
+
+
 def _at(curve: Sequence[tuple[int, float]], epoch: int) -> str:
     return next((f"{value:.2f}" for number, value in curve if number == epoch), "")
 
@@ -74,6 +89,8 @@ def _row(trial: dict[str, Any], num_train: int) -> list[str]:
         _at(valid, 10),
         f"{elbo:.2f}{stopped}",
         _at(trial["train"], last),
+        str(trial.get("active_units", "")),
+        f"{trial['log_likelihood']:.2f}" if "log_likelihood" in trial else "",
         f"{num_train / trial['images_per_second']:.1f}",
     ]
 
@@ -103,10 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m exvae.trials", description="What was tried for the recipe.")
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="folders of runs to add")
     parser.add_argument("--note", default="", help="what their config does not show")
+    parser.add_argument("--likelihood", type=int, default=0, metavar="N", help="score the first N validation images")
     options = parser.parse_args(argv)
     try:
         for folder in options.folders:
             trial = collect(folder, options.note)
+            if options.likelihood:
+                trial |= score(folder, options.likelihood)
             TRIALS.mkdir(parents=True, exist_ok=True)
             metrics.write_json(TRIALS / f"{folder.absolute().name}.json", trial)
     except UserError as error:

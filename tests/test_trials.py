@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+
+import exvae
 from exvae import config as configs
 from exvae import trials
 
@@ -25,13 +28,24 @@ def write_run(folder, *, elbos=(-100.0, -90.0), **fields):
 
 
 def test_trial_has_the_runs_settings_and_curves_and_the_best_comes_first(tmp_path):
-    worse = trials.collect(write_run(tmp_path / "worse", elbos=(-101.0, -91.0)), "a note")
+    worse = trials.collect(write_run(tmp_path / "worse", elbos=(-101.0, -91.0)), "note")
     better = trials.collect(write_run(tmp_path / "better", **{"optim.ema": 0.99, "objective.samples": 2}), "")
     rest = trials.collect(write_run(tmp_path / "rest", elbos=(-80.0,), **{"retrieval.search": "exact"}), "")
     *_, first, second, third = trials.tables([worse, rest, better]).splitlines()
-    assert first == "| 0.0005 | plain | 100 | 2 |  | 100 | 0.99 |  | -100.00 | -90.00 | -90.00 | -91.00 | 10.0 |"
-    assert second == "| 0.0005 | plain | 100 | 1 |  | 100 |  | a note | -101.00 | -91.00 | -91.00 | -92.00 | 10.0 |"
-    assert third == "| 0.0005 | plain | 100 | 1 | 10 | 100 |  |  | -80.00 |  | -80.00 (epoch 5) | -81.00 | 10.0 |"
+    assert first == "| 0.0005 | plain | 100 | 2 |  | 100 | 0.99 |  | -100.00 | -90.00 | -90.00 | -91.00 |  |  | 10.0 |"
+    assert second == "| 0.0005 | plain | 100 | 1 |  | 100 |  | note | -101.00 | -91.00 | -91.00 | -92.00 |  |  | 10.0 |"
+    assert third == "| 0.0005 | plain | 100 | 1 | 10 | 100 |  |  | -80.00 |  | -80.00 (epoch 5) | -81.00 |  |  | 10.0 |"
+
+
+def test_scored_trial_is_of_validation_images(trained, tmp_path):
+    _, folder = trained
+    scored = trials.score(folder, 7)
+    run = exvae.load(folder)
+    want = run.log_likelihood(run.dataset.valid.images[:7], num_samples=trials.SAMPLES).mean()
+    assert scored["scored_images"] == 7 and scored["log_likelihood"] == pytest.approx(want, abs=1e-3)
+    trial = trials.collect(write_run(tmp_path / "run"), "") | scored
+    row = trials.tables([trial]).splitlines()[-1]
+    assert row.endswith(f"| {scored['active_units']} | {scored['log_likelihood']:.2f} | 10.0 |")
 
 
 def test_folder_without_a_run_is_refused_in_one_line(tmp_path, capsys):
