@@ -82,10 +82,11 @@ def _fast(config: ml_collections.ConfigDict) -> None:
     config.objective.samples = 2 if dense else 1
     config.optim.estimator = "stl"
     config.optim.ema = 0.999
+    config.optim.weight_decay = 0.1 if dense else 0.0
     config.optim.schedule = "cosine"
     config.optim.learning_rate = 4e-3 if dense else 2e-3
     config.optim.rise_steps = 500
-    config.optim.kl_warmup_epochs = 10  # keeps more latent units active
+    config.optim.kl_warmup_epochs = 10
     config.train.batch_size = 200 if dense else 100
     config.train.epochs = 200
     config.train.validate_epochs = 5

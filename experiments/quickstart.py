@@ -16,6 +16,7 @@ def get_config(argument: str = ""):
     config.optim.ema = 0.99
     config.optim.rise_steps = 200
     config.train.batch_size = 100
-    config.train.epochs = 50
+    config.optim.kl_warmup_epochs = 5
+    config.train.epochs = 40
     config.train.validate_epochs = 1
     return config
