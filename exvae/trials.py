@@ -25,7 +25,7 @@ MARK = "<!-- Everything below is made by `python -m exvae.trials` from results/t
 SIZES = {**NUM_TRAIN, "mnist_5k": 4000}
 SAMPLES = 500  # of a trial's log-likelihood
 GROUPS = ("data", "model", "prior", "retrieval", "objective", "optim", "train")  # of the config, kept with a trial
-HEADER = ("rate", "gradient", "batch", "z", "K", "warm-up", "average", "note", "epoch 5", "epoch 10", "last",
+HEADER = ("rate", "gradient", "batch", "z", "K", "warm-up", "decay", "average", "note", "epoch 5", "epoch 10", "last",
           "training ELBO", "active units", "log p(x)", "seconds an epoch")  # fmt: skip
 
 
@@ -83,6 +83,7 @@ def _row(trial: dict[str, Any], num_train: int) -> list[str]:
         str(config.get("objective", {}).get("samples", 1)),
         str(config["retrieval"]["num_neighbours"]) if is_rat else "",
         str(optim["kl_warmup_epochs"] if optim["kl_warmup_epochs"] > 1 else 0),  # 1 is none: the first epoch has it all
+        f"{optim['weight_decay']:g}" if optim.get("weight_decay") else "",
         f"{optim['ema']:g}" if optim.get("ema") else "",
         trial["note"],
         _at(valid, 5),

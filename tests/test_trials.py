@@ -29,12 +29,21 @@ def write_run(folder, *, elbos=(-100.0, -90.0), **fields):
 
 def test_trial_has_the_runs_settings_and_curves_and_the_best_comes_first(tmp_path):
     worse = trials.collect(write_run(tmp_path / "worse", elbos=(-101.0, -91.0)), "note")
-    better = trials.collect(write_run(tmp_path / "better", **{"optim.ema": 0.99, "objective.samples": 2}), "")
+    better = trials.collect(
+        write_run(tmp_path / "better", **{"optim.ema": 0.99, "objective.samples": 2, "optim.weight_decay": 0.1}), ""
+    )
     rest = trials.collect(write_run(tmp_path / "rest", elbos=(-80.0,), **{"retrieval.search": "exact"}), "")
     *_, first, second, third = trials.tables([worse, rest, better]).splitlines()
-    assert first == "| 0.0005 | plain | 100 | 2 |  | 100 | 0.99 |  | -100.00 | -90.00 | -90.00 | -91.00 |  |  | 10.0 |"
-    assert second == "| 0.0005 | plain | 100 | 1 |  | 100 |  | note | -101.00 | -91.00 | -91.00 | -92.00 |  |  | 10.0 |"
-    assert third == "| 0.0005 | plain | 100 | 1 | 10 | 100 |  |  | -80.00 |  | -80.00 (epoch 5) | -81.00 |  |  | 10.0 |"
+    assert (
+        first
+        == "| 0.0005 | plain | 100 | 2 |  | 100 | 0.1 | 0.99 |  | -100.00 | -90.00 | -90.00 | -91.00 |  |  | 10.0 |"
+    )
+    assert (
+        second == "| 0.0005 | plain | 100 | 1 |  | 100 |  |  | note | -101.00 | -91.00 | -91.00 | -92.00 |  |  | 10.0 |"
+    )
+    assert (
+        third == "| 0.0005 | plain | 100 | 1 | 10 | 100 |  |  |  | -80.00 |  | -80.00 (epoch 5) | -81.00 |  |  | 10.0 |"
+    )
 
 
 def test_scored_trial_is_of_validation_images(trained, tmp_path):
