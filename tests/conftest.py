@@ -41,6 +41,7 @@ TINY_FIELDS = {
     "objective.samples": 1,
     "optim.estimator": "plain",
     "optim.ema": 0.0,
+    "optim.weight_decay": 0.0,
     "optim.kl_warmup_epochs": 2,
     "train.epochs": 3,
     "train.batch_size": 40,
