@@ -16,8 +16,8 @@ def get_config(argument: str = ""):
     config.optim.ema = 0.99
     config.optim.weight_decay = 0.3
     config.optim.rise_steps = 200
-    config.train.batch_size = 100
     config.optim.kl_warmup_epochs = 5
+    config.train.batch_size = 100
     config.train.epochs = 40
     config.train.validate_epochs = 1
     return config

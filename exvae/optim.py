@@ -40,12 +40,9 @@ def learning_rate(config: Any, total_steps: int) -> optax.Schedule:
 def optimizer(config: Any, total_steps: int) -> optax.GradientTransformation:
     """Adam(0.9, 0.999, 1e-8) on normalised gradients; with `weight_decay` AdamW (Loshchilov & Hutter, 2019)."""
     first = normalise_gradients() if config.normalise_gradients else optax.identity()
+    decay = [optax.add_decayed_weights(config.weight_decay, mask=_decayed)] if config.weight_decay else []
     rate = optax.scale_by_learning_rate(learning_rate(config, total_steps))
-    if not config.weight_decay:
-        return optax.chain(first, optax.scale_by_adam(), rate)
-    return optax.chain(
-        first, optax.scale_by_adam(), optax.add_decayed_weights(config.weight_decay, mask=_decayed), rate
-    )
+    return optax.chain(first, optax.scale_by_adam(), *decay, rate)
 
 
 def _decayed(params: dict) -> dict:

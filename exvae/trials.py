@@ -124,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--likelihood", type=int, default=0, metavar="N", help="score the first N validation images")
     options = parser.parse_args(argv)
     try:
+        if options.likelihood < 0:
+            raise UserError(f"--likelihood={options.likelihood} must be at least 0")
         for folder in options.folders:
             trial = collect(folder, options.note)
             if options.likelihood:

@@ -60,3 +60,5 @@ def test_scored_trial_is_of_validation_images(trained, tmp_path):
 def test_folder_without_a_run_is_refused_in_one_line(tmp_path, capsys):
     assert trials.main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"error: --workdir={tmp_path} holds no run")
+    assert trials.main(["--likelihood=-1"]) == 2
+    assert capsys.readouterr().err == "error: --likelihood=-1 must be at least 0\n"
