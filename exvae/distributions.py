@@ -48,7 +48,8 @@ def log_posterior(z: Float[Array, "B D"], q: Normal, *, stl: bool = False) -> Fl
     Args:
       stl: sticking the landing (Roeder et al., 2017). The gradient passes through z, not through the parameters of q.
         What it leaves out, the score of q at its own sample, has a mean of zero: the estimate of the ELBO's gradient
-        stays unbiased, and where q is the exact posterior it has no variance left.
+        stays unbiased, and where q is the exact posterior it has no variance left. For the top latent only: the
+        parameters of a lower one's q follow from the sample above it, which keeps its gradient.
     """
     return log_normal(z, jax.lax.stop_gradient(q) if stl else q)
 

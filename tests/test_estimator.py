@@ -1,5 +1,6 @@
 """The gradient with optim.estimator = stl: unbiased, no variance at the exact posterior, and nothing else is cut."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from exvae import models, objectives, sharding
 from exvae.config import get_config
 from exvae.distributions import Normal, binarize, log_normal, log_posterior, sample_normal
+from exvae.models.hvae import HVAE
 from exvae.priors.gaussian import gaussian_log_prob
 from exvae.priors.types import Batch
 from exvae.retrieval.draw import draw_exemplars
@@ -61,6 +63,38 @@ def test_toy_gradient_at_the_exact_posterior_vanishes_in_every_sample():
     stl, plain = (toy_gradients(q, 200_000, stl) for stl in (True, False))
     assert np.abs(stl).max() < 1e-5 * np.abs(plain).max()
     np.testing.assert_allclose(plain.var(axis=0), [1 / variance, [0.5, 0.5]], rtol=0.02)
+
+
+def test_two_latents_at_the_exact_posterior_have_no_gradient_in_any_sample():
+    """The joint density is made that of q, with its parameters held fixed: p(z1, z2 | x) = q(z1, z2 | x)."""
+    model, params, images = small_model("hvae")
+    fixed, x = params["model"], binarize(jax.random.key(1), images[:B])
+
+    class Landed(HVAE):
+        def log_px(self, x, z2, z1):
+            seen = model.apply({"params": fixed}, x, method="observe")
+            q_z1, p_z1 = (
+                model.apply({"params": fixed}, seen.features, z2, method="posterior_z1"),
+                model.apply({"params": fixed}, z2, method="prior_z1"),
+            )
+            return log_normal(z2, seen.q) + log_normal(z1, q_z1) - log_normal(z1, p_z1) - gaussian_log_prob(z2)
+
+    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(HVAE)}
+    landed = Landed(**(fields | {"parent": None}))
+
+    def elbo(network, key, stl):
+        terms, _ = models.training_terms(key, key, landed, {"model": network}, x, stl=stl)
+        return jnp.sum(objectives.elbo_of(terms, gaussian_log_prob(terms.z)).elbo)
+
+    def run(key):
+        return elbo(fixed, key, True), *(jax.grad(elbo)(fixed, key, stl) for stl in (True, False))
+
+    keys = jax.random.split(jax.random.key(2), 10)
+    values, stl, plain = jax.device_get(jax.jit(jax.vmap(run))(keys))
+    np.testing.assert_allclose(values, 0, atol=1e-4)
+    stl, plain = by_layer({"model": stl}), by_layer({"model": plain})
+    for name in ENCODERS[2:]:
+        assert np.abs(stl[name]).max() < 1e-4 * np.abs(plain[name]).max(), name
 
 
 def make_config(architecture: str, estimator: str = "plain"):
@@ -128,7 +162,7 @@ def left_out(params, model, key, images):
     z2 = sample_normal(key_z2, seen.q)
     total = -log_normal(jax.lax.stop_gradient(z2), seen.q)
     if seen.features is not None:
-        q_z1 = apply(seen.features, z2, method="posterior_z1")
+        q_z1 = apply(seen.features, jax.lax.stop_gradient(z2), method="posterior_z1")
         total -= log_normal(jax.lax.stop_gradient(sample_normal(key_z1, q_z1)), q_z1)
     return jnp.sum(total)
 

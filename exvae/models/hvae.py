@@ -51,6 +51,14 @@ class HVAE(Architecture):
         joint = jnp.concatenate([features, self.z1_from_z2(z2)], axis=-1)
         return Normal(*self.q_z1(self.q_z1_joint(joint)))
 
+    def fixed_posterior_z1(self, features: Float[Array, "B F"], z2: Float[Array, "B D"]) -> Normal:
+        """`posterior_z1` for optim.estimator = stl: its gradient passes through z2 alone, not through the networks.
+
+        Without the part of z2 the estimate would be unbiased, too, but keep a variance at the exact posterior.
+        """
+        networks = {"params": jax.lax.stop_gradient(self.variables["params"])}
+        return self.clone().apply(networks, jax.lax.stop_gradient(features), z2, method="posterior_z1")
+
     def prior_z1(self, z2: Float[Array, "B D"]) -> Normal:
         return Normal(*self.p_z1(self.p_z1_body(z2)))
 
@@ -63,7 +71,8 @@ class HVAE(Architecture):
         z2 = sample_normal(key_z2, seen.q, paired=paired)
         q_z1, p_z1 = self.posterior_z1(seen.features, z2), self.prior_z1(z2)
         z1 = sample_normal(key_z1, q_z1, paired=paired)
-        log_ratio = log_normal(z1, p_z1) - log_posterior(z1, q_z1, stl=stl)
+        log_q_z1 = log_normal(z1, self.fixed_posterior_z1(seen.features, z2) if stl else q_z1)
+        log_ratio = log_normal(z1, p_z1) - log_q_z1
         return Terms(z2, seen.q, self.log_px(seen.x, z2, z1), log_ratio, log_posterior(z2, seen.q, stl=stl))
 
     def complete(self, key: Array, z: Float[Array, "B D"]) -> tuple[Float[Array, "B D"], Float[Array, "B D1"]]:
