@@ -12,7 +12,7 @@ def get_config(argument: str = ""):
         raise UserError("--config=experiments/quickstart.py takes :prior= only, its recipe is its own")
     values = common.parse(argument, {"prior": common.ARGUMENTS["prior"]})
     config = common.build("mnist_5k", "vae", recipe="fast", **values)
-    # 40 steps an epoch: a shorter memory, and more decay a step. More epochs would only fit the training digits better.
+    # 40 steps an epoch: a shorter memory, and more decay a step.
     config.optim.ema = 0.99
     config.optim.weight_decay = 0.3
     config.optim.rise_steps = 200

@@ -31,15 +31,20 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(temporary, path)
 
 
-def open_workdir(workdir: Path, config: dict) -> None:
-    """Make the folder and write config.json, or check that the run in it is of this config."""
+def make_writable(folder: Path, option: str) -> None:
+    """Make the folder of a command line option, or say in one line that it cannot be written."""
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / f".write-test-{socket.gethostname()}-{os.getpid()}"
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write-test-{socket.gethostname()}-{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"--workdir={workdir} cannot be written: {error.strerror}") from error
+        raise UserError(f"{option}={folder} cannot be written: {error.strerror}") from error
+
+
+def open_workdir(workdir: Path, config: dict) -> None:
+    """Make the folder and write config.json, or check that the run in it is of this config."""
+    make_writable(workdir, "--workdir")
     git_revision()  # a commit while the run goes on is not its code
     path = workdir / "config.json"
     is_run = path.exists() and any((workdir / name).exists() for name in ("checkpoints", "results.json"))

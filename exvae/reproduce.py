@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import dataclasses
-import fcntl
 import fnmatch
 import importlib.util
 import json
@@ -29,7 +27,7 @@ from exvae import config as configs
 from exvae import metrics, results
 from exvae.errors import UserError
 from exvae.metrics import clock
-from exvae.sweep import AUTOMATIC, GUARD, same_config
+from exvae.sweep import AUTOMATIC, GUARD, lock, same_config
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = Path("runs/reproduce")
@@ -111,11 +109,11 @@ def finished(plan: Plan, folder: Path) -> bool:
 
 def choose(pattern: str, seeds: Sequence[int] | None) -> list[Plan]:
     """The cells whose names match a pattern, or one of several with commas between them."""
-    every = list(plans(seeds))
-    chosen = [p for p in every if any(fnmatch.fnmatch(p.name, part) for part in pattern.split(","))]
-    if not chosen:
-        raise UserError(f"--cells={pattern} matches none of the {len(every)} cells; --dry_run lists them")
-    return chosen
+    every, parts = list(plans(seeds)), pattern.split(",")
+    for part in parts:
+        if not any(fnmatch.fnmatch(plan.name, part) for plan in every):
+            raise UserError(f"--cells={part} matches none of the {len(every)} cells; --dry_run lists them")
+    return [plan for plan in every if any(fnmatch.fnmatch(plan.name, part) for part in parts)]
 
 
 def cores_of(job: int, jobs: int) -> list[int]:
@@ -155,14 +153,14 @@ def set_aside(plan: Plan, runs: Path) -> None:
 
 def start(plan: Plan, runs: Path, slot: int, jobs: int) -> Job:
     """launch.py at low priority on its share of the cores; it ends with this process, however that happens."""
-    cores = cores_of(slot, jobs)
+    cores, workdir = cores_of(slot, jobs), runs / plan.name
     set_aside(plan, runs)
+    workdir.mkdir(parents=True, exist_ok=True)
+    note_revision(workdir)
     pin = f"import os\nos.nice({NICE})\n"
     if hasattr(os, "sched_setaffinity"):
         pin += f"os.sched_setaffinity(0, {cores})\n"
     rate = subprocess.run([sys.executable, "-c", pin + MATMUL], cwd=ROOT, capture_output=True, text=True, check=True)
-    workdir = runs / plan.name
-    workdir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-I", "-c", pin + GUARD, str(os.getpid()), sys.executable, *plan.command(runs)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with open(workdir / "log.txt", "a") as log:
@@ -187,7 +185,7 @@ def collect(job: Job, runs: Path) -> results.Cell:
         test=found["test"],
         best_epoch=found["best_epoch"],
         config=config,
-        git=found["git"],
+        git=" ".join((workdir / "revisions.txt").read_text().split()),
         train_seconds=round(found["seconds"], 1),
         train_cpu_seconds=found["cpu_seconds"] and round(found["cpu_seconds"], 1),
         evaluation_seconds=round(seconds, 1),
@@ -215,24 +213,22 @@ def last_line(runs: Path, plan: Plan) -> str:
     return lines[-1] if lines else "no output"
 
 
-def check_tree() -> None:
-    """A result names the revision that made it."""
+def check_tree() -> str:
+    """The revision that a result names, as it is now."""
+    metrics.git_revision.cache_clear()
     revision = metrics.git_revision()
     if revision is None or revision.endswith("+"):
         what = "is no git checkout" if revision is None else "has uncommitted changes"
         raise UserError(f"this folder {what}, but results name their revision: run it from a clean clone")
+    return revision
 
 
-@contextlib.contextmanager
-def _lock(runs: Path) -> Iterator[None]:
-    """One reproduction at a time of these cells; the system takes the lock back when a process ends."""
-    runs.mkdir(parents=True, exist_ok=True)
-    with open(runs / ".reproduce.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"--runs={runs}: another reproduction is going on in this folder") from error
-        yield
+def note_revision(workdir: Path) -> None:
+    """In revisions.txt: a run that goes on after a stop may do so with other code, and its result names both."""
+    path, revision = workdir / "revisions.txt", check_tree()
+    known = path.read_text().split() if path.exists() else []
+    if revision not in known:
+        path.write_text("".join(f"{line}\n" for line in [*known, revision]))
 
 
 def _end(job: Job, runs: Path, folder: Path) -> results.Cell:
@@ -243,11 +239,16 @@ def _end(job: Job, runs: Path, folder: Path) -> results.Cell:
         raise ChildProcessError(f"{how}: {last_line(runs, job.plan)}")
     cell = collect(job, runs)
     results.write(folder, cell)
+    if folder.resolve() == results.RESULTS:
+        results.main([])
     return cell
 
 
 def run(chosen: Sequence[Plan], runs: Path, folder: Path, jobs: int) -> int:
-    """The unfinished cells, so many at a time; the number of those that failed."""
+    """The unfinished cells, so many at a time; the number of those that failed.
+
+    Where the results are the project's own, docs/results.md follows them.
+    """
     todo = collections.deque(plan for plan in chosen if not finished(plan, folder))
     print(f"cells: {len(chosen)}, finished before: {len(chosen) - len(todo)}, at a time: {jobs}", flush=True)
     free, running, took, failed = list(range(jobs)), [], [], 0
@@ -332,10 +333,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{'finished' if done else 'to do   '}  {text}")
             return 0
         check_tree()
-        with _lock(options.runs):
+        metrics.make_writable(options.results, "--results")
+        with lock(options.runs, "--runs", "reproduction"):
             failed = run(chosen, options.runs.absolute(), options.results.absolute(), options.jobs)
-        if options.results == results.RESULTS:
-            results.main([])
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

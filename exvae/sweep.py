@@ -35,7 +35,7 @@ from ml_collections import config_flags
 
 from exvae import config as configs
 from exvae.errors import UserError
-from exvae.metrics import clock
+from exvae.metrics import clock, make_writable
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN_FLAGS = ("sweep", "sweep_workers", "sweep_executor", "sweep_slurm", "workdir")
@@ -319,18 +319,14 @@ def run_local(points: Sequence[Point], words: Sequence[str], workers: int) -> No
 
 
 @contextlib.contextmanager
-def _lock(workdir: Path) -> Iterator[None]:
-    """One sweep at a time in a folder. The system takes the lock back when a process ends, however that happens."""
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        file = open(workdir / ".sweep.lock", "w")  # noqa: SIM115  (closed below)
-    except OSError as error:
-        raise UserError(f"--workdir={workdir} cannot be written: {error.strerror}") from error
-    with file:
+def lock(folder: Path, option: str, what: str) -> Iterator[None]:
+    """One sweep, or what else it is, at a time in a folder; the system takes the lock back when a process ends."""
+    make_writable(folder, option)
+    with open(folder / f".{what}.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"--workdir={workdir}: another sweep is going on in this folder") from error
+            raise UserError(f"{option}={folder}: another {what} is going on in this folder") from error
         yield
 
 
@@ -342,7 +338,7 @@ def main(
         raise UserError(f"--sweep_slurm goes with --sweep_executor=slurm, not with {executor}")
     grid = parse(text)
     points, words = make_points(config, grid, workdir), common_words(argv, grid)
-    with _lock(workdir):
+    with lock(workdir, "--workdir", "sweep"):
         if executor == "slurm":
             from exvae.slurm import run as run_slurm  # which knows of sweeps
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exvae import evaluate, metrics, run
+from exvae import evaluate, metrics, run, sweep
 from exvae.errors import UserError
 from exvae.paper import NUM_TRAIN
 from exvae.results import RESULTS, ROOT, table
@@ -64,6 +64,18 @@ def score(workdir: Path, num_images: int) -> dict[str, Any]:
         "scored_samples": SAMPLES,
         "active_units": evaluate.active_units(best.encode(images).mean),
     }
+
+
+def keep(path: Path, trial: dict[str, Any]) -> None:
+    """What an earlier file of the same run has, a note or scores, and the new one does not."""
+    if not path.exists():
+        return
+    old = json.loads(path.read_text())
+    if old["config"] != json.loads(json.dumps(trial["config"])):
+        raise UserError(f"{path} is of another run: give the run's folder another name")
+    trial["note"] = trial["note"] or old["note"]
+    if len(old["valid"]) == len(trial["valid"]):  # no longer trained than then
+        trial |= {name: value for name, value in old.items() if name not in trial}
 
 
 def _at(curve: Sequence[tuple[int, float]], epoch: int) -> str:
@@ -126,17 +138,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.likelihood < 0:
             raise UserError(f"--likelihood={options.likelihood} must be at least 0")
-        for folder in options.folders:
-            trial = collect(folder, options.note)
-            if options.likelihood:
-                trial |= score(folder, options.likelihood)
-            TRIALS.mkdir(parents=True, exist_ok=True)
-            metrics.write_json(TRIALS / f"{folder.absolute().name}.json", trial)
-    except UserError as error:
+        text, mark, _ = PAGE.read_text().partition(MARK)
+        if not mark:
+            raise UserError(f"{PAGE} has lost its line {MARK.strip()}")
+        added = {TRIALS / f"{folder.absolute().name}.json": collect(folder, options.note) for folder in options.folders}
+        if len(added) < len(options.folders):
+            raise UserError("two of the folders have the same name, which is that of the trial's file")
+        for path, trial in added.items():
+            keep(path, trial)
+        for folder, trial in zip(options.folders, added.values(), strict=True) if options.likelihood else ():
+            trial |= score(folder, options.likelihood)
+        TRIALS.mkdir(parents=True, exist_ok=True)
+        for path, trial in added.items():
+            sweep.write(path, json.dumps(trial, indent=2) + "\n")
+        trials = read_all(TRIALS)
+        sweep.write(PAGE, text + MARK + "\n" + tables(trials))
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    trials = read_all(TRIALS)
-    PAGE.write_text(PAGE.read_text().partition(MARK)[0] + MARK + "\n" + tables(trials))
     print(f"{len(trials)} trials -> {PAGE}")
     return 0
 

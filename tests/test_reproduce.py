@@ -1,6 +1,7 @@
 """The command that repeats the paper's tables: what it runs, and that it survives kills and failures."""
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -25,6 +26,10 @@ def write_experiment(path: Path, tiny_config, **fields) -> str:
     lines += [f"    return ml_collections.ConfigDict(json.loads({tiny_config.to_json()!r}))", ""]
     path.write_text("\n".join(lines))
     return os.path.relpath(path, ROOT / "experiments")
+
+
+def set_revision(monkeypatch, revision: str) -> None:
+    monkeypatch.setattr(metrics, "git_revision", functools.cache(lambda: revision))
 
 
 def test_cells_are_those_of_the_papers_tables_each_once():
@@ -59,17 +64,26 @@ def test_dry_run_prints_the_commands_and_what_is_finished(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--cells=nist*"], "--cells=nist* matches none of the 28 cells; --dry_run lists them"),
+        (["--cells=mnist_vae*,nist*"], "--cells=nist* matches none of the 28 cells; --dry_run lists them"),
         (["--seeds=1,x"], "--seeds=1,x must be whole numbers"),
         (["--jobs=0"], "--jobs=0 must be at least 1"),
         ([], "has uncommitted changes"),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(words, message, capsys, monkeypatch):
-    monkeypatch.setattr(metrics, "git_revision", lambda: "0123+")
+    set_revision(monkeypatch, "0123+")
     assert reproduce.main(words) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--runs", "--results"])
+def test_folder_that_cannot_be_written_is_refused_before_anything_runs(option, tmp_path, capsys, monkeypatch):
+    set_revision(monkeypatch, "0123")
+    (tmp_path / "file").touch()
+    folders = {"--runs": tmp_path / "runs", "--results": tmp_path / "results"} | {option: tmp_path / "file"}
+    assert reproduce.main([f"{name}={folder}" for name, folder in folders.items()]) == 2
+    assert capsys.readouterr().err == f"error: {option}={tmp_path / 'file'} cannot be written: File exists\n"
 
 
 def test_jobs_share_the_cores(monkeypatch):
@@ -91,7 +105,7 @@ def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_othe
     runs, folder = tmp_path / "runs", tmp_path / "results"
     program = (
         "from pathlib import Path; from exvae import reproduce; from exvae.reproduce import Plan; "
-        f"reproduce.MATMUL = {quick!r}; "
+        f"reproduce.MATMUL = {quick!r}; reproduce.check_tree = lambda: 'before'; "
         f"reproduce.run({plans!r}, Path({str(runs)!r}), Path({str(folder)!r}), 1)"
     )
     killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -108,11 +122,13 @@ def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_othe
     assert done < 15
 
     capsys.readouterr()
+    set_revision(monkeypatch, "after")
     assert reproduce.run(plans[1:], runs, folder, 1) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("done     good_seed1  log-likelihood -")
     assert "going on from step" in (runs / "good_seed1" / "log.txt").read_text()
     cell = results.read(folder / "good_seed1.json")
     found = json.loads((runs / "good_seed1" / "results.json").read_text())
+    assert cell.git == "before after"  # the code was changed between the two
     assert cell.test == found["test"] and cell.config["seed"] == 1 and cell.config["data"]["dir"] == ""
     assert [epoch for epoch, _ in cell.valid] == list(range(1, 16))
     assert cell.evaluation_seconds > 0 and cell.matmul_gflops == 123.0 and cell.train_cpu_seconds > 0

@@ -64,6 +64,14 @@ def test_page_marks_what_beats_the_paper_and_begins_with_what_does_not():
     assert "What falls short" not in results.page(good)
 
 
+def test_mean_over_runs_of_two_recipes_is_refused():
+    old = make_cell()
+    new = make_cell("mnist_vae_exemplar_seed1", seed=1)
+    new.config["optim"]["weight_decay"] = 0.1
+    with pytest.raises(UserError, match="have other configs .optim.weight_decay: 0.1 here, 0.0 in the run.: run one"):
+        results.page([old, new])
+
+
 def test_mean_that_rounds_to_the_papers_number_is_not_below_it():
     assert results._beside([make_cell(value=-82.094)], -82.09, 0.18)[0].startswith("**")
     assert not results._beside([make_cell(value=-82.096)], -82.09, 0.18)[0].startswith("**")
@@ -77,6 +85,9 @@ def test_ablations_are_beside_their_own_numbers():
     text = results.page(cells)
     assert "| MNIST | 1 | no | **-100.00 (1)** | -101.33 | +1.33 |" in text
     assert "| Omniglot | 0.2 | yes | -106.00 (1) | -104.95 | -1.05 |" in text
+    text = results.page([*cells, make_cell(value=-83.0)])
+    assert text.count("from the paper's") == 2  # the main table's cell is not among the ablations, too
+    assert "| MNIST | 0.5 | yes | -83.00 (1) |" in text
 
 
 def test_time_to_the_papers_number_is_that_of_the_first_epoch_that_passes_it():
@@ -93,3 +104,9 @@ def test_results_command_writes_the_page_and_refuses_a_broken_file(tmp_path, cap
     (tmp_path / "broken.json").write_text("[")
     assert results.main([f"--results={tmp_path}", f"--out={tmp_path / 'page.md'}"]) == 2
     assert "broken.json is not the result of a cell" in capsys.readouterr().err
+    before = (tmp_path / "page.md").read_text()
+    assert results.main([f"--results={tmp_path / 'typo'}", f"--out={tmp_path / 'page.md'}"]) == 2
+    assert "typo is no folder" in capsys.readouterr().err and (tmp_path / "page.md").read_text() == before
+    (tmp_path / "broken.json").unlink()
+    assert results.main([f"--results={tmp_path}", f"--out={tmp_path / 'none' / 'page.md'}"]) == 2
+    assert "No such file" in capsys.readouterr().err

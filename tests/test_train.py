@@ -114,7 +114,7 @@ def test_resumed_run_equals_straight_run(tiny_config, tmp_path, monkeypatch):
     """
     tiny_config.retrieval.search = "scann"
     tiny_config.optim.estimator, tiny_config.optim.ema, tiny_config.objective.samples = "stl", 0.9, 2
-    tiny_config.train.validate_epochs = 2
+    tiny_config.optim.weight_decay, tiny_config.train.validate_epochs = 0.1, 2
     train.train(tiny_config, tmp_path / "straight")
     tiny_config.train.checkpoint_minutes = 0.0
 

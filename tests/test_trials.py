@@ -62,3 +62,41 @@ def test_folder_without_a_run_is_refused_in_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: --workdir={tmp_path} holds no run")
     assert trials.main(["--likelihood=-1"]) == 2
     assert capsys.readouterr().err == "error: --likelihood=-1 must be at least 0\n"
+
+
+@pytest.fixture
+def own_page(tmp_path, monkeypatch):
+    """Trials and a page of the test's own."""
+    monkeypatch.setattr(trials, "TRIALS", tmp_path / "trials")
+    monkeypatch.setattr(trials, "PAGE", tmp_path / "page.md")
+    (tmp_path / "page.md").write_text("Prose.\n" + trials.MARK + "old tables")
+    return tmp_path / "page.md"
+
+
+def test_run_that_is_added_again_keeps_its_note_and_scores(tmp_path, own_page):
+    folder = write_run(tmp_path / "run")
+    assert trials.main([str(folder), "--note=why"]) == 0
+    path = tmp_path / "trials" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"log_likelihood": -88.0}))
+    assert trials.main([str(folder)]) == 0
+    text = own_page.read_text()
+    assert text.startswith("Prose.\n" + trials.MARK) and "old tables" not in text
+    assert "| why |" in text and "| -88.00 |" in text
+
+
+def test_nothing_is_lost_when_a_trial_cannot_be_added(tmp_path, own_page, capsys):
+    good, other = write_run(tmp_path / "run"), tmp_path / "other"
+    other.mkdir()
+    assert trials.main([str(good), str(other)]) == 2
+    assert not (tmp_path / "trials").exists()
+    trials.main([str(good)])
+    before = own_page.read_text()
+    same_name = write_run(other / "run", **{"optim.ema": 0.5})
+    capsys.readouterr()
+    assert trials.main([str(same_name)]) == 2
+    assert "run.json is of another run" in capsys.readouterr().err
+    assert trials.main([str(good), str(same_name)]) == 2
+    assert "have the same name" in capsys.readouterr().err and own_page.read_text() == before
+    own_page.write_text("no mark")
+    assert trials.main([]) == 2
+    assert own_page.read_text() == "no mark"
