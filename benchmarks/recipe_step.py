@@ -1,6 +1,6 @@
-"""What the parts of the fast recipe cost: the `vae` step with and without them, in turns in one run.
+"""What the parts of the fast recipe cost: the step of a dense architecture with and without them, in turns in one run.
 
-python -m benchmarks.recipe_step [--rounds=40] [--out=FILE.json]
+python -m benchmarks.recipe_step [--architecture=hvae] [--priors=exemplar] [--rounds=40] [--out=FILE.json]
 
 N = 50,000, M = 25,000. Images and the table of means are random: the time of a step does not depend on them.
 """
@@ -17,7 +17,7 @@ from absl import app, flags
 
 from benchmarks.flops import square_product
 from benchmarks.loop import Loop
-from experiments import mnist_vae
+from experiments import common
 from exvae import config as configs
 from exvae import feed, sharding
 from exvae.store import Store
@@ -35,12 +35,15 @@ CHANGES: dict[str, dict[str, Any]] = {
     "stl + ema, two z": {**BOTH, "objective.samples": 2},
     "stl + ema, K = 1": {**BOTH, "retrieval.num_neighbours": 1},
 }
+ARCHITECTURE = flags.DEFINE_enum("architecture", "vae", ["vae", "hvae"], "whose step")
+CHOSEN = flags.DEFINE_multi_enum("priors", PRIORS, PRIORS, "given once or several times")
 ROUNDS = flags.DEFINE_integer("rounds", 40, f"timings of {STEPS} steps each")
 OUT = flags.DEFINE_string("out", "", "also write the rows to this JSON file")
 
 
 def make_config(prior: str, fields: dict[str, Any] | None) -> Any:
-    config = mnist_vae.get_config(f"prior={prior}" + (",recipe=fast" if fields is None else ""))
+    recipe = "paper" if fields is not None else "fast"
+    config = common.build("mnist", ARCHITECTURE.value, prior=prior, recipe=recipe)
     config.retrieval.search = "exact"
     config.update_from_flattened_dict(fields or {})
     return configs.resolve(config, NUM_TRAIN)
@@ -52,7 +55,7 @@ def main(argv: list[str]) -> None:
     images = rng.integers(0, 256, (NUM_TRAIN, 28, 28, 1), dtype=np.uint8)
     store = Store(sharding.make_mesh(), images, device_mib=2 * images.nbytes / 2**20, memory_mib=0)
     loops, batch = {}, {}
-    for prior in PRIORS:
+    for prior in CHOSEN.value:
         for name, fields in {**CHANGES, "recipe=fast": None}.items():
             config = make_config(prior, fields)
             table = None
@@ -75,18 +78,24 @@ def main(argv: list[str]) -> None:
     rows = []
     for (prior, name), values in times.items():
         # Of neighbours in time: the speed of a shared machine wanders.
-        ratio = statistics.median(a / b for a, b in zip(values, times[prior, "plain"], strict=True))
+        low, ratio, high = statistics.quantiles(
+            (a / b for a, b in zip(values, times[prior, "plain"], strict=True)), n=4
+        )
         seconds = statistics.median(values)
         images_per_second = batch[prior, name] / seconds
         rows.append({"prior": prior, "step": name, "ms": round(1e3 * seconds, 2), "ratio": round(ratio, 3),
+                     "quartiles": [round(low, 3), round(high, 3)],
                      "images_per_second": round(images_per_second)})  # fmt: skip
     print(f"matrix product: {statistics.median(rates):.0f} GFLOP/s")
-    print(f"{'prior':10}{'step':26}{'ms/step':>9}{'to plain':>10}{'images/s':>10}")
+    print(f"{'prior':10}{'step':26}{'ms/step':>9}{'to plain':>10}{'quartiles':>15}{'images/s':>10}")
     for row in rows:
-        print(f"{row['prior']:10}{row['step']:26}{row['ms']:9.1f}{row['ratio']:10.3f}{row['images_per_second']:10d}")
+        quartiles = "{:.3f}, {:.3f}".format(*row["quartiles"])
+        numbers = f"{row['ms']:9.1f}{row['ratio']:10.3f}{quartiles:>15}{row['images_per_second']:10d}"
+        print(f"{row['prior']:10}{row['step']:26}{numbers}")
     if OUT.value:
         with open(OUT.value, "w") as file:
-            json.dump({"matmul_gflops": round(statistics.median(rates), 1), "rows": rows}, file, indent=2)
+            rate = round(statistics.median(rates), 1)
+            json.dump({"architecture": ARCHITECTURE.value, "matmul_gflops": rate, "rows": rows}, file, indent=2)
 
 
 if __name__ == "__main__":
