@@ -84,7 +84,9 @@ def main(out: str, coordinator: str = "", process_id: str = "-1") -> None:
     if coordinator:
         processes.join(coordinator, 2, int(process_id))
     images = Path(out).with_name(f"images-{process_id}.npz")
-    np.savez(images, images=np.random.default_rng(0).integers(0, 256, (402, 6, 6, 1), dtype=np.uint8))  # N = 322
+    # N = 322. Seed 0 gives a weight whose first gradient is 3e-8 of its tensor's, which is rounding: Adam makes a step
+    # of it, of another length on other devices.
+    np.savez(images, images=np.random.default_rng(1).integers(0, 256, (402, 6, 6, 1), dtype=np.uint8))
     found = {}
     for size in [4] if coordinator else [1, 2, 4]:
         mesh = Mesh(np.array(jax.devices()[:size]), (sharding.AXIS,), axis_types=(AxisType.Auto,))

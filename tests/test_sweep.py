@@ -314,7 +314,7 @@ def test_points_see_the_devices_of_their_worker(tmp_path, children, monkeypatch)
 
 def test_second_sweep_in_a_folder_is_refused(tmp_path, children):
     children()
-    with sweep._lock(tmp_path), pytest.raises(UserError, match="another sweep is going on"):
+    with sweep.lock(tmp_path, "--workdir", "sweep"), pytest.raises(UserError, match="another sweep is going on"):
         run(tmp_path, "seed=0")
     run(tmp_path, "seed=0")
     (tmp_path / "file").touch()
