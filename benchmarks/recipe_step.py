@@ -1,6 +1,6 @@
 """What the parts of the fast recipe cost: the step of a dense architecture with and without them, in turns in one run.
 
-python -m benchmarks.recipe_step [--architecture=hvae] [--priors=exemplar] [--rounds=40] [--out=FILE.json]
+python -m benchmarks.recipe_step [--architecture=hvae] [--priors=exemplar] [--rows=...] [--rounds=40] [--out=FILE.json]
 
 N = 50,000, M = 25,000. Images and the table of means are random: the time of a step does not depend on them.
 """
@@ -37,6 +37,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURE = flags.DEFINE_enum("architecture", "vae", ["vae", "hvae"], "whose step")
 CHOSEN = flags.DEFINE_multi_enum("priors", PRIORS, PRIORS, "given once or several times")
+ROWS = flags.DEFINE_list("rows", [], "only these beside `plain`, as --rows='stl + ema'; all of them if not given")
 ROUNDS = flags.DEFINE_integer("rounds", 40, f"timings of {STEPS} steps each")
 OUT = flags.DEFINE_string("out", "", "also write the rows to this JSON file")
 
@@ -57,6 +58,8 @@ def main(argv: list[str]) -> None:
     loops, batch = {}, {}
     for prior in CHOSEN.value:
         for name, fields in {**CHANGES, "recipe=fast": None}.items():
+            if ROWS.value and name not in ("plain", *ROWS.value):
+                continue
             config = make_config(prior, fields)
             table = None
             if feed.uses_table(config):
