@@ -60,6 +60,7 @@ def test_page_marks_what_beats_the_paper_and_begins_with_what_does_not():
     text = results.page([*good, bad])
     assert "**-82.02 ± 0.02 (3)** | -82.09 ± 0.18 | +0.07" in text
     assert "- MNIST `vae`, gaussian: -85.00 (1), -0.55 from the paper's -84.45 ± 0.12" in text
+    assert "| -0.55 | -88.50 | -88.60 |" in text  # the paper's ELBO: KL 25.54, reconstruction -63.06
     assert text.index("What falls short") < text.index("The main table")
     assert "What falls short" not in results.page(good)
 
