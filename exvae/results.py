@@ -142,8 +142,9 @@ def _main_rows(cells: Sequence[Cell], data: str, architecture: str) -> list[list
     return rows
 
 
-MAIN_HEADER = ("prior", "ours", "the paper's", "difference", "test ELBO", "the paper's ELBO", "valid ELBO (first seed)", "best epoch",
-               "training, min", "CPU min", "log-likelihood, min", "cores x GFLOP/s")  # fmt: skip
+MAIN_HEADER = ("prior", "ours", "the paper's", "difference", "test ELBO", "the paper's ELBO",
+               "valid ELBO (first seed)", "best epoch", "training, min", "CPU min", "log-likelihood, min",
+               "cores x GFLOP/s")  # fmt: skip
 
 
 def _main_section(cells: Sequence[Cell]) -> list[str]:
