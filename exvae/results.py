@@ -29,8 +29,8 @@ Made by `python -m exvae.results` from the files in `results/`, which `make repr
 
 Test log-likelihood in nats (importance weighting, 5000 samples, all test images). Ours: mean over the seeds, ± their
 standard deviation where there are several; in brackets the number of seeds. The paper: mean ± over five training runs.
-**Bold**: at least the paper's mean. All runs use `recipe=fast`, which was chosen on validation; test figures of an
-earlier version were seen before it was changed ([the search](recipe.md)). Minutes of training include validation, and
+**Bold**: at least the paper's mean. All runs use `recipe=fast`, which was chosen on validation; test figures of
+earlier versions were seen before it was changed ([the search](recipe.md)). Minutes of training include validation, and
 other work may have run beside it; CPU minutes are of all cores together. The cores are those that a run could use, with
 the rate of a float32 product on each.
 """
