@@ -93,6 +93,17 @@ def test_jobs_share_the_cores(monkeypatch):
     assert [reproduce.cores_of(job, 8) for job in (0, 4)] == [[3], [3]]
 
 
+def test_a_cell_has_its_cores_and_a_low_priority_between_sessions_too():
+    core = min(os.sched_getaffinity(0))
+    report = "f = '/proc/self/autogroup'\n"
+    report += "print(os.nice(0), os.sched_getaffinity(0), os.path.exists(f) and open(f).read())"
+    program = [sys.executable, "-c", reproduce.low_priority([core]) + report]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, start_new_session=True)
+    nice, cores, group = done.stdout.strip().split(" ", 2)
+    assert int(nice) == min(19, os.nice(0) + reproduce.NICE) and cores == f"{{{core}}}"
+    assert group == "False" or group.endswith(f"nice {reproduce.NICE}")
+
+
 def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_others(
     tmp_path, tiny_config, capsys, monkeypatch
 ):
