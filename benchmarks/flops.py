@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,21 +28,21 @@ def square_product() -> tuple[Callable[[], jax.Array], float]:
     return lambda: product(a, a).block_until_ready(), 2 * n**3 / 1e9
 
 
-def call_flops(module: nn.Module, method: str, inputs: jax.Array, outputs: jax.Array) -> int:
+def call_flops(module: nn.Module, method: str, inputs: Sequence[jax.Array], outputs: jax.Array) -> int:
     """2 x multiplications that this call does itself, forward; what modules inside of it do is counted there."""
     if isinstance(module, Decoder):
         return attention_flops(outputs) if method == "queries" else 0
     if not isinstance(module, LINEAR) or method != "__call__":
         return 0
     if isinstance(module, Dense):
-        taps = 1
-    elif isinstance(module, WeightNormConv):
+        return 2 * module.features * sum(part.size for part in inputs)
+    if isinstance(module, WeightNormConv):
         taps = int(np.sum(module.mask))  # what a mask hides could be left out
     elif isinstance(module, Conv) and module.double:
         taps = ((module.kernel_size + 1) // 2) ** 2  # so many different pixels are under a kernel
     else:
         taps = module.kernel_size**2
-    return 2 * outputs.size * taps * inputs.shape[-1] * (2 if isinstance(module, GatedConv) else 1)
+    return 2 * outputs.size * taps * inputs[0].shape[-1] * (2 if isinstance(module, GatedConv) else 1)
 
 
 def attention_flops(queries: jax.Array) -> int:
@@ -60,7 +60,7 @@ def count(
     def record(call, args, kwargs, context):
         nonlocal total
         out = call(*args, **kwargs)
-        if flops := call_flops(context.module, context.method_name, args[0] if args else None, out):
+        if flops := call_flops(context.module, context.method_name, args, out):
             total += passes(context.module, args[0]) * flops
         return out
 

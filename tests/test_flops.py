@@ -20,8 +20,8 @@ def build(architecture, image_shape, **fields):
     return models.build(config, image_shape)
 
 
-def layer_flops(layer, inputs):
-    outputs = jax.eval_shape(lambda: layer.init_with_output(jax.random.key(0), inputs)[0])
+def layer_flops(layer, *inputs):
+    outputs = jax.eval_shape(lambda: layer.init_with_output(jax.random.key(0), *inputs)[0])
     return flops.call_flops(layer, "__call__", inputs, outputs)
 
 
@@ -38,6 +38,10 @@ def layer_flops(layer, inputs):
 )
 def test_layer_counts_the_products_of_each_output(layer, products):
     assert layer_flops(layer, jnp.zeros((2, 5, 4, 3))) == 2 * products
+
+
+def test_inputs_side_by_side_are_counted_by_their_own_rows():
+    assert layer_flops(Dense(7), jnp.zeros((2, 3)), jnp.zeros((6, 5))) == 2 * 7 * (2 * 3 + 6 * 5)
 
 
 @pytest.mark.parametrize("mask, taps", [(ABOVE_AND_LEFT, 4), (INCLUSIVE, 5)])

@@ -47,11 +47,11 @@ class HVAE(Architecture):
     def observe(self, x: Float[Array, "B H W C"]) -> Observed:
         return Observed(x, self.encode(x), features=self.z1_from_x(self.read(x)))
 
-    def posterior_z1(self, features: Float[Array, "B F"], z2: Float[Array, "B D"]) -> Normal:
-        joint = jnp.concatenate([features, self.z1_from_z2(z2)], axis=-1)
-        return Normal(*self.q_z1(self.q_z1_joint(joint)))
+    def posterior_z1(self, features: Float[Array, "I F"], z2: Float[Array, "B D"]) -> Normal:
+        """q(z1|x,z2), of as many codes z2 for each image as there are."""
+        return Normal(*self.q_z1(self.q_z1_joint(features, self.z1_from_z2(z2))))
 
-    def fixed_posterior_z1(self, features: Float[Array, "B F"], z2: Float[Array, "B D"]) -> Normal:
+    def fixed_posterior_z1(self, features: Float[Array, "I F"], z2: Float[Array, "B D"]) -> Normal:
         """`posterior_z1` for optim.estimator = stl: its gradient passes through z2 alone, not through the networks.
 
         Without the part of z2 the estimate would be unbiased, too, but keep a variance at the exact posterior.

@@ -6,6 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax.nn import initializers
 from jaxtyping import Array, Float
@@ -22,16 +23,25 @@ def uniform_bias(fan_in: int) -> initializers.Initializer:
 
 
 class Dense(nn.Module):
-    """W x + b."""
+    """W x + b.
+
+    Inputs that stand side by side, x = [x1, x2], have products of their own, W1 x1 + W2 x2: one with fewer rows, each
+    for as many rows of the others, is multiplied only once, and one without a gradient costs nothing backwards.
+    """
 
     features: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B I"]) -> Float[Array, "B O"]:
-        fan_in = x.shape[-1]
-        kernel = self.param("kernel", KERNEL_INIT, (fan_in, self.features))
-        bias = self.param("bias", uniform_bias(fan_in), (self.features,))
-        return x @ kernel + bias
+    def __call__(self, *inputs: Float[Array, "_ _"]) -> Float[Array, "B O"]:
+        widths, rows = [x.shape[-1] for x in inputs], max(map(len, inputs))
+        kernel = self.param("kernel", KERNEL_INIT, (sum(widths), self.features))
+        bias = self.param("bias", uniform_bias(sum(widths)), (self.features,))
+        kernels = jnp.split(kernel, np.cumsum(widths)[:-1])
+        return sum(_repeat(x @ part, rows // len(x)) for x, part in zip(inputs, kernels, strict=True)) + bias
+
+
+def _repeat(x: Float[Array, "B O"], times: int) -> Float[Array, "B*times O"]:
+    return x if times == 1 else jnp.repeat(x, times, axis=0)
 
 
 class GatedDense(nn.Module):
@@ -40,8 +50,8 @@ class GatedDense(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B I"]) -> Float[Array, "B O"]:
-        return Dense(self.features, name="linear")(x) * nn.sigmoid(Dense(self.features, name="gate")(x))
+    def __call__(self, *inputs: Float[Array, "_ _"]) -> Float[Array, "B O"]:
+        return Dense(self.features, name="linear")(*inputs) * nn.sigmoid(Dense(self.features, name="gate")(*inputs))
 
 
 class NormalHead(nn.Module):

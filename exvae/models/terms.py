@@ -29,8 +29,11 @@ class Observed(NamedTuple):
 
     x: Float[Array, "B H W C"]
     q: Normal  # q(z|x), the top latent's posterior
-    features: Float[Array, "B F"] | None  # what the lower latent's posterior takes from x; None without one
+    features: Float[Array, "I F"] | None  # of x for the lower latent's posterior, once an image; None without one
 
     def repeat(self, times: int) -> Observed:
-        """Every image `times` times, its copies one after another."""
-        return self if times == 1 else jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), self)
+        """A row for each of `times` codes an image, those of an image one after another."""
+        if times == 1:
+            return self
+        x, q = jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), (self.x, self.q))
+        return Observed(x, q, self.features)

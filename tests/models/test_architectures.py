@@ -12,6 +12,7 @@ from scipy import special, stats
 
 from exvae import models
 from exvae.config import get_config
+from exvae.models.layers import GatedDense
 
 QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
 
@@ -219,3 +220,26 @@ def test_decode_gives_probabilities_in_the_shape_of_images(small):
     assert out["decode"].shape == (64, *SHAPE)
     assert out["decode"].min() >= 0.0 and out["decode"].max() <= 1.0
     assert out["decode"].std() > 0.05
+
+
+def test_inputs_side_by_side_are_one_of_their_widths_together():
+    """With one row of the first for three of the second; values and gradients, against the joined matrix."""
+    rng = np.random.default_rng(0)
+    few, many = rng.normal(size=(4, 5)).astype(np.float32), rng.normal(size=(12, 2)).astype(np.float32)
+    layer = GatedDense(6)
+    params = layer.init(jax.random.key(0), few, many)
+    assert params["params"]["gate"]["kernel"].shape == (7, 6)
+
+    def apart(params, few, many):
+        return layer.apply(params, few, many)
+
+    def joined(params, few, many):
+        return layer.apply(params, jnp.concatenate([jnp.repeat(few, 3, axis=0), many], axis=1))
+
+    np.testing.assert_allclose(apart(params, few, many), joined(params, few, many), rtol=1e-5, atol=1e-6)
+    weights = rng.normal(size=(12, 6))
+    ours, want = (
+        jax.grad(lambda *a, f=f: jnp.sum(weights * f(*a)), argnums=(0, 1, 2))(params, few, many)
+        for f in (apart, joined)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, want)
