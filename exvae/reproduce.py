@@ -348,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for plan in chosen:
                 done = finished(plan, options.results)
                 text = shlex.join(["python", *plan.command(options.runs)])
-                print(f"{'finished' if done else 'to do   '}  {text}")
+                print(f"{'finished' if done else 'to do   '}  {text}", flush=True)
             return 0
         check_tree()
         metrics.make_writable(options.results, "--results")
@@ -357,6 +357,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `--dry_run | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from what was saved", file=sys.stderr)
         return 130
