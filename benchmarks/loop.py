@@ -23,7 +23,7 @@ class Loop:
         """
         mesh = sharding.make_mesh()
         model = models.build(config.model, store.image_shape)
-        optimizer = optim.optimizer(config.optim, 1000)
+        optimizer = optim.optimizer(config, 1000)
         self._rng, self._number, self._choose = np.random.default_rng(0), 0, (len(store), config.train.batch_size)
         state = jax.jit(lambda: step.init_state(config, model, optimizer))()
         state = state.replace(params=params or state.params)

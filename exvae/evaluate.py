@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
@@ -21,6 +20,7 @@ from exvae.data.batches import map_batches
 from exvae.likelihood import make_scorer
 from exvae.models.encoding import encode, make_encode_all
 from exvae.objectives import Elbo, evaluation_elbo
+from exvae.once import for_equal_configs
 from exvae.priors import PRIORS
 from exvae.records import Memory, Records, fingerprint
 from exvae.step import LIKELIHOOD, TEST, stream
@@ -42,6 +42,7 @@ class Evaluator(NamedTuple):
     elbo_batch: Any  # (params, key, images, components) -> Elbo
 
 
+@for_equal_configs
 def make_evaluator(config: Any, model: nn.Module, mesh: Mesh) -> Evaluator:
     batch = min(BATCH, 5 * model.block_rows)
     exactly = jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
@@ -231,12 +232,6 @@ def subset(seed: int, num_test: int, num_images: int) -> Int[np.ndarray, " n"]:
     return order[: num_images or num_test]
 
 
-@functools.lru_cache(maxsize=8)
-def _once(make: Callable, config: ml_collections.FrozenConfigDict, *args: Any, **options: Any) -> Callable:
-    """make(config, ...), compiled once and not for every call of `log_likelihoods`."""
-    return make(config, *args, **options)
-
-
 def score_images(
     run: Run,
     config: Any,
@@ -263,8 +258,7 @@ def score_images(
 
     while waiting := {int(i): count for i in order if (count := needed(int(i))) is not None}:
         candidates = min(waiting.values())
-        frozen = ml_collections.FrozenConfigDict(config)
-        scorer = _once(make_scorer, frozen, run.model, run.mesh, candidates=candidates)
+        scorer = make_scorer(config, run.model, run.mesh, candidates=candidates)
         index = [image for image, count in waiting.items() if count == candidates]
         text = f"log-likelihood, {candidates} of {num_exemplars} exemplars" if num_exemplars else "log-likelihood"
         score = functools.partial(scorer, run.params, components, stream(run.key, LIKELIHOOD))

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from exvae import models, sharding
 from exvae.distributions import to_unit
 from exvae.models import Observed
+from exvae.once import for_equal_configs
 from exvae.priors import PRIORS
 from exvae.priors.exemplar import Components
 from exvae.priors.parzen import exemplar_log_prob
@@ -28,6 +29,7 @@ class Scores(NamedTuple):
     loss: Float[Array, " B"]  # the same from draws that decided nothing, so that choosing does not bias it: to report
 
 
+@for_equal_configs
 def make_scorer(config: Any, model: nn.Module, mesh: Mesh, *, candidates: int | None):
     """The compiled function (params, components, key, images, index) -> Scores.
 

@@ -10,6 +10,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
+from exvae.once import for_equal_configs
+
 NORM_EPS = 1e-7
 AVERAGE_STEPS = 8  # an average of every step would be much the same, and take 5 % of a small step's time
 
@@ -37,8 +39,10 @@ def learning_rate(config: Any, total_steps: int) -> optax.Schedule:
     )
 
 
+@for_equal_configs
 def optimizer(config: Any, total_steps: int) -> optax.GradientTransformation:
     """Adam(0.9, 0.999, 1e-8) on normalised gradients; with `weight_decay` AdamW (Loshchilov & Hutter, 2019)."""
+    config = config.optim
     first = normalise_gradients() if config.normalise_gradients else optax.identity()
     decay = [optax.add_decayed_weights(config.weight_decay, mask=_decayed)] if config.weight_decay else []
     rate = optax.scale_by_learning_rate(learning_rate(config, total_steps))

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Shaped
 
 from exvae import augment, data, evaluate, generate, metrics, models, represent, sharding, step
@@ -172,11 +172,7 @@ def _open(config: Any, workdir: Path) -> Run:
     grey = data.load(config.data, binarize=False)
     mesh = sharding.make_mesh()
     model = models.build(config.model, grey.train.images.shape[1:])
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    like = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
-        jax.eval_shape(lambda: step.init_params(config, model)),
-    )
+    like = sharding.shapes(mesh, jax.eval_shape(lambda: step.init_params(config, model)))
     checkpoints = Checkpoints(workdir)
     try:
         best = checkpoints.restore_best(like)

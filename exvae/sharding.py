@@ -48,6 +48,11 @@ def part(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PART)
 
 
+def shapes(mesh: Mesh, tree: Any) -> Any:
+    """What `tree` looks like on every device, without its values."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole(mesh)), tree)
+
+
 def replicate(mesh: Mesh, tree: Any) -> Any:
     """A copy of every leaf on every device; all processes must have the same."""
     return _put(whole(mesh), tree)

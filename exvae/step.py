@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from exvae import models, objectives, optim, sharding
+from exvae.once import for_equal_configs
 from exvae.priors import PRIORS
 from exvae.priors.types import Batch
 from exvae.retrieval import select
@@ -98,6 +99,7 @@ def step_key(state: TrainState) -> Array:
     return stream(jax.random.wrap_key_data(state.key), TRAIN, state.step)
 
 
+@for_equal_configs
 def make_train_step(
     config: Any, model: nn.Module, mesh: Mesh, optimizer: optax.GradientTransformation, steps_per_epoch: int
 ):

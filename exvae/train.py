@@ -96,7 +96,7 @@ def prepare(config: Any, workdir: Path) -> Setup:
     metrics.open_workdir(workdir, config.to_dict())
     steps_per_epoch = len(dataset.train) // config.train.batch_size
     model = models.build(config.model, dataset.train.images.shape[1:])
-    optimizer = optim.optimizer(config.optim, config.train.epochs * steps_per_epoch)
+    optimizer = optim.optimizer(config, config.train.epochs * steps_per_epoch)
     return Setup(
         config=config,
         workdir=workdir,
@@ -161,10 +161,9 @@ def train(config: Any, workdir: Path) -> dict:
 def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict]:
     """The last saved state and its checkpoint's meta, or a fresh state with its table filled (Algorithm 1)."""
     config, mesh, num_train = setup.config, setup.mesh, len(setup.store)
-    # One compilation instead of one for each tensor.
     init = lambda: init_state(config, setup.model, setup.optimizer)  # noqa: E731
-    state = jax.jit(init, out_shardings=state_shardings(mesh))()
-    restored = checkpoints.restore_latest(lambda meta: _with_tables(setup, state, meta.get("rows", num_train)))
+    like = sharding.shapes(mesh, jax.eval_shape(init))  # a run that goes on compiles no initialisation
+    restored = checkpoints.restore_latest(lambda meta: _with_tables(setup, like, meta.get("rows", num_train)))
     if restored is not None:
         state, meta = restored
         if meta["images"] != setup.checksum:
@@ -173,6 +172,7 @@ def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict]:
         resize = functools.partial(sharding.resize, mesh, num_rows=sharding.round_up(num_train, mesh))
         tables = jax.tree.map(resize, (state.table, state.indexed))
         return state.replace(table=tables[0], indexed=tables[1]), meta
+    state = jax.jit(init, out_shardings=state_shardings(mesh))()  # one compilation instead of one for each tensor
     if uses_table(config):
         table = setup.evaluator.encode_all(state.params, setup.store)
         indexed = (jnp.copy(table), jnp.copy(table)) if uses_scann(config) else None

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from exvae import config as configs
-from exvae import data, models, sharding, train
+from exvae import data, models, once, sharding, train
 from exvae.models import celeba, convhvae, pixelsnail
 from exvae.run import Run
 from exvae.step import init_params
@@ -64,6 +64,17 @@ def tiny_config() -> ml_collections.ConfigDict:
 def tiny_flags() -> list[str]:
     """The same as command line options."""
     return [f"--config.{field}={value}" for field, value in TINY_FIELDS.items()]
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew_where_code_is_changed(request):
+    """A test that replaces a part of the package must not meet what was compiled without the change."""
+    changes = "monkeypatch" in request.fixturenames
+    if changes:
+        once.forget()
+    yield
+    if changes:
+        once.forget()
 
 
 @pytest.fixture

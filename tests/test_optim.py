@@ -26,9 +26,9 @@ def gradients(rng, step):
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_optimizer_equals_a_hand_written_adam(normalise):
-    config = get_config().optim
-    config.normalise_gradients = normalise
-    assert config.learning_rate == 5e-4 and config.schedule == "constant"  # the paper's
+    config = get_config()
+    config.optim.normalise_gradients = normalise
+    assert config.optim.learning_rate == 5e-4 and config.optim.schedule == "constant"  # the paper's
     optimizer = optim.optimizer(config, 20)
     rng = np.random.default_rng(0)
     params = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in SHAPES.items()}
@@ -102,8 +102,8 @@ def test_kl_weight_rises_by_epochs(warmup, want):
 
 def test_weight_decay_shrinks_the_networks_matrices_alone():
     """With a gradient of zero a step of rate r leaves 1 - r decay of them."""
-    config = get_config().optim
-    config.weight_decay, config.learning_rate = 0.3, 0.1
+    config = get_config()
+    config.optim.weight_decay, config.optim.learning_rate = 0.3, 0.1
     network = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
     params = {"model": network, "prior": {"log_var": jnp.ones(()), "pseudo_inputs": jnp.ones((2, 2, 2, 1))}}
     optimizer = optim.optimizer(config, 10)

@@ -112,7 +112,7 @@ def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_othe
     monkeypatch.setattr(reproduce, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(reproduce, "NICE", 0)  # other tests run beside it
     bad = write_experiment(tmp_path / "bad.py", tiny_config, **{"train.batch_size": 100_000})
-    good = write_experiment(tmp_path / "good.py", tiny_config, **{"train.batch_size": 40, "train.epochs": 15})
+    good = write_experiment(tmp_path / "good.py", tiny_config, **{"train.batch_size": 40, "train.epochs": 10})
     plans = [Plan("bad_seed0", bad, 0), Plan("good_seed1", good, 1)]
     runs, folder = tmp_path / "runs", tmp_path / "results"
     program = (
@@ -131,7 +131,7 @@ def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_othe
     assert "failed   bad_seed0  exit code 2: error: config.train.batch_size=100000 exceeds" in out
     assert not folder.exists()
     done = metrics_file.read_text().count('"valid"')
-    assert done < 15
+    assert done < 10
 
     capsys.readouterr()
     set_revision(monkeypatch, "after")
@@ -142,7 +142,7 @@ def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_othe
     found = json.loads((runs / "good_seed1" / "results.json").read_text())
     assert cell.git == "before after"  # the code was changed between the two
     assert cell.test == found["test"] and cell.config["seed"] == 1 and cell.config["data"]["dir"] == ""
-    assert [epoch for epoch, _ in cell.valid] == list(range(1, 16))
+    assert [epoch for epoch, _ in cell.valid] == list(range(1, 11))
     assert cell.evaluation_seconds > 0 and cell.matmul_gflops == 123.0 and cell.train_cpu_seconds > 0
     assert reproduce.run(plans[1:], runs, folder, 1) == 0
     assert capsys.readouterr().out == "cells: 1, finished before: 1, at a time: 1\n"
