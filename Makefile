@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint bench reproduce
+.PHONY: quickstart test test-faults lint bench reproduce
 
 quickstart: $(VENV)/installed
 	$(BIN)/python launch.py --config=experiments/quickstart.py --workdir=runs/quickstart
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest
+
+# Real processes that are killed, or several that train one run.
+test-faults: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m faults
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -45,6 +45,7 @@ def outcome(process: subprocess.Popen, seconds: float = 300) -> tuple[int, str, 
     return process.returncode, out, err
 
 
+@pytest.mark.faults
 def test_twenty_steps_are_the_same_on_any_number_of_devices_and_processes(tmp_path):
     """`none` is the exact prior, `host` has its images on the host. Parameters tensor by tensor.
 
@@ -73,6 +74,7 @@ def metric_lines(workdir: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k != "images_per_second"} for line in lines]
 
 
+@pytest.mark.faults
 def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(tiny_config, tiny_flags, tmp_path):
     """One device, then two processes of two of which one is killed, then one device: the same as one all along.
 

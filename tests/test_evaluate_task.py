@@ -144,6 +144,7 @@ def test_interrupted_evaluation_goes_on_and_scores_no_image_twice(copied, monkey
     )
 
 
+@pytest.mark.faults
 def test_killed_process_goes_on_with_the_same_number(copied):
     config, workdir = copied
     fields = {**TINY_FIELDS, "eval.iwae_samples": 1000}

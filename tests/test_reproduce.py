@@ -104,6 +104,7 @@ def test_a_cell_has_its_cores_and_a_low_priority_between_sessions_too():
     assert group == "False" or group.endswith(f"nice {reproduce.NICE}")
 
 
+@pytest.mark.faults
 def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_others(
     tmp_path, tiny_config, capsys, monkeypatch
 ):

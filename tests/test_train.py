@@ -144,6 +144,7 @@ def start(flags: list[str], workdir: Path) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.faults
 def test_killed_process_goes_on_bit_for_bit(tiny_config, tiny_flags, tmp_path):
     """SIGKILL some milliseconds after an epoch's line: within the next, a checkpoint perhaps half written."""
     flags = [*tiny_flags, "--config.optim.schedule=constant"]
