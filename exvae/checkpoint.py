@@ -19,6 +19,7 @@ from exvae import sharding
 from exvae.errors import UserError
 
 SLACK_BYTES = 2**20  # for the other files of a run
+PAUSE_SECONDS = 24 * 3600  # a process may be stopped so long while it writes (SIGSTOP); orbax gives up after 20 min
 
 
 class Checkpoints:
@@ -78,7 +79,12 @@ def _plain_errors() -> Iterator[None]:
 
 
 def _manager(folder: Path, keep: int) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=keep,
+        create=True,
+        enable_async_checkpointing=True,
+        async_options=ocp.AsyncOptions(timeout_secs=PAUSE_SECONDS),
+    )
     return ocp.CheckpointManager(folder, options=options)
 
 
