@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -96,8 +97,9 @@ def _beside(cells: Sequence[Cell], papers: float, spread: float | None) -> tuple
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown, all but the first column aligned on the right."""
-    rule = ["---"] + ["---:"] * (len(header) - 1)
+    """In Markdown, columns of numbers aligned on the right."""
+    is_number = [all(re.match(r"[*+-]*\d|$", cell) for cell in column) for column in zip(*rows, strict=True)]
+    rule = ["---:" if number else "---" for number in is_number] or ["---"] * len(header)
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *rows)) + "\n"
 
 

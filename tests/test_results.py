@@ -111,3 +111,10 @@ def test_results_command_writes_the_page_and_refuses_a_broken_file(tmp_path, cap
     (tmp_path / "broken.json").unlink()
     assert results.main([f"--results={tmp_path}", f"--out={tmp_path / 'none' / 'page.md'}"]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_columns_of_numbers_are_aligned_on_the_right():
+    rows = [["exemplar", "**-81.90 (1)**", "+0.19", "", "`python launch.py`"], ["vamp", "-82.02", "", "", ""]]
+    lines = results.table(["prior", "ours", "difference", "empty", "command"], rows).splitlines()
+    assert lines[1] == "| --- | ---: | ---: | ---: | --- |"
+    assert len(results.table(["a", "b"], []).splitlines()) == 2
