@@ -19,7 +19,9 @@ from exvae import sharding
 from exvae.errors import UserError
 
 SLACK_BYTES = 2**20  # for the other files of a run
-PAUSE_SECONDS = 24 * 3600  # a process may be stopped so long while it writes (SIGSTOP); orbax gives up after 20 min
+# A process may be stopped for long while it writes (SIGSTOP), which orbax takes for a failure after 20 minutes. Where
+# several wait for each other it stays so.
+PAUSE_SECONDS = 24 * 3600
 
 
 class Checkpoints:
@@ -83,7 +85,7 @@ def _manager(folder: Path, keep: int) -> ocp.CheckpointManager:
         max_to_keep=keep,
         create=True,
         enable_async_checkpointing=True,
-        async_options=ocp.AsyncOptions(timeout_secs=PAUSE_SECONDS),
+        async_options=ocp.AsyncOptions(timeout_secs=PAUSE_SECONDS) if jax.process_count() == 1 else None,
     )
     return ocp.CheckpointManager(folder, options=options)
 

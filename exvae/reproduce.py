@@ -324,6 +324,16 @@ def _left(running: Sequence[Job], todo: Sequence[Plan], runs: Path, took: list[f
     return f"{text}; {len(todo)} wait; about {clock(rest / jobs)} left"
 
 
+def show(chosen: Sequence[Plan], runs: Path, folder: Path) -> None:
+    """The commands, and which are done."""
+    try:
+        for plan in chosen:
+            text = shlex.join(["python", *plan.command(runs)])
+            print(f"{'finished' if finished(plan, folder) else 'to do   '}  {text}", flush=True)
+    except BrokenPipeError:  # `--dry_run | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m exvae.reproduce", description="The paper's tables, cell by cell.")
     parser.add_argument("--cells", default="*", metavar="PATTERN", help="names: 'mnist_vae_*', or several with commas")
@@ -345,10 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--seeds={options.seeds} has a seed twice")
         chosen = choose(options.cells, seeds)
         if options.dry_run:
-            for plan in chosen:
-                done = finished(plan, options.results)
-                text = shlex.join(["python", *plan.command(options.runs)])
-                print(f"{'finished' if done else 'to do   '}  {text}", flush=True)
+            show(chosen, options.runs, options.results)
             return 0
         check_tree()
         metrics.make_writable(options.results, "--results")
@@ -357,9 +364,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `--dry_run | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from what was saved", file=sys.stderr)
         return 130

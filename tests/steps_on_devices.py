@@ -41,7 +41,7 @@ def settings(num_devices: int, num_processes: int) -> list[tuple[str, str]]:
     if num_devices == 2:
         return [("vae", "exact")]
     if num_processes == 2:
-        return [("vae", "exact"), ("convhvae", "scann"), ("vae", "host")]
+        return [("vae", "none"), ("vae", "exact"), ("convhvae", "scann"), ("vae", "host")]
     return SETTINGS if num_devices == 1 else SETTINGS[:-1]
 
 
@@ -53,7 +53,7 @@ def make_config(architecture: str, search: str, images: Path):
     config.model.architecture, config.model.channels = architecture, 4
     config.retrieval.search = "exact" if search == "host" else search
     if architecture == "convhvae":
-        config.optim.estimator, config.optim.ema = "stl", 0.9
+        config.optim.estimator, config.optim.ema, config.objective.samples = "stl", 0.9, 2
     elif search in ("exact", "host"):
         config.objective.samples = 2
     config.data.device_mib = 1e-6 if search == "host" else 0.0
