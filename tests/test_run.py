@@ -10,7 +10,7 @@ import pytest
 
 import exvae
 from exvae.errors import UserError
-from exvae.run import open_run
+from exvae.runs.trained import open_run
 from exvae.uses import generate
 
 KEY = jax.random.key(0)
@@ -96,7 +96,7 @@ def test_data_may_have_moved(copied):
 def test_log_likelihood_does_not_encode_the_exemplars_again_nor_print(loaded, monkeypatch, capsys):
     images = loaded.dataset.test.images[:2]
     loaded.log_likelihood(images, 5)
-    monkeypatch.setattr("exvae.run.encode", None)
+    monkeypatch.setattr("exvae.runs.trained.encode", None)
     loaded.log_likelihood(images, 6)
     assert capsys.readouterr().out == ""
 

@@ -19,7 +19,6 @@ from exvae import config as configs
 from exvae import files
 from exvae.errors import UserError
 from exvae.reproduce import paper
-from exvae.sweeps import sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
@@ -264,7 +263,7 @@ def page(cells: Sequence[Cell]) -> str:
 def make_page(folder: Path, out: Path) -> int:
     """The number of finished cells that it is made of."""
     cells = read_all(folder)
-    sweep.write(out, page(cells))
+    files.write_text(out, page(cells))
     return len(cells)
 
 

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from exvae.scale import sharding
 from exvae.errors import UserError
+from exvae.scale import sharding
 
 SLACK_BYTES = 2**20  # for the other files of a run
 # A process may be stopped for long while it writes (SIGSTOP), which orbax takes for a failure after 20 minutes. Where

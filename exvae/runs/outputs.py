@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from exvae.runs import figures
 from exvae import files
 from exvae.errors import UserError
+from exvae.runs import figures
 
 
 def check(out: str, *, folder: bool = True) -> None:

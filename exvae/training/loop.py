@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,6 +81,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
 def train(config: ConfigDict, workdir: Path) -> dict:
     """Train to the end, or go on from the last checkpoint; evaluate the best parameters; return results.json."""
     setup = prepare(config, workdir)
+    chex.clear_trace_counter()  # this run may trace its step once, whatever other runs did in this process
     print(f"{describe(setup)}\n{setup.store.describe()}", flush=True)
     checkpoints = Checkpoints(workdir)
     state, spent = start(setup, checkpoints)

@@ -48,5 +48,7 @@ def make_train_step(
         finite = jnp.isfinite(info.loss) & jnp.isfinite(optax.tree.norm(info.grads))
         return state, jnp.where(finite, figures["elbo"], jnp.nan)
 
+    # A step that is traced again in the middle of a run would be compiled again: chex raises an error.
+    chex.clear_trace_counter()
     out = (state_shardings(mesh), sharding.whole(mesh))
     return jax.jit(chex.assert_max_traces(train_step, n=1), donate_argnums=0, out_shardings=out)

@@ -18,8 +18,9 @@ from exvae import data
 from exvae.data.batches import epoch_order
 from exvae.distributions import to_unit
 from exvae.errors import UserError
-from exvae.runs import figures, folder, progress
+from exvae.runs import figures, progress
 from exvae.runs.checkpoint import Checkpoints
+from exvae.runs.folder import write_json
 from exvae.runs.records import Records, fingerprint
 from exvae.runs.trained import TrainedModel
 from exvae.scale import sharding
@@ -96,7 +97,7 @@ def main(run: TrainedModel) -> None:
     finally:
         records.close()
     results = {"prior": run.config.prior.name, "settings": settings, "errors": summarise(found)}
-    folder.write_json(results_path(run.workdir, options.split), results)
+    write_json(results_path(run.workdir, options.split), results)
     for line in results["errors"]:
         deviation = "" if line["std"] is None else f" ± {100 * line['std']:.2f} (standard deviation)"
         print(f"lambda {line['lambda']:g}: {options.split} error {100 * line['mean']:.2f} %{deviation}")

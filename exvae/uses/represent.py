@@ -22,6 +22,7 @@ from exvae.evaluation.pixels import nearest_distance
 from exvae.priors.parzen import exemplar_log_prob
 from exvae.retrieval import exact
 from exvae.runs import figures, outputs
+from exvae.runs.folder import write_json
 from exvae.runs.trained import TrainedModel
 from exvae.uses import generate
 
@@ -162,7 +163,7 @@ def main(run: TrainedModel, out: str = "") -> None:
 
     if run.prior.USES_EXEMPLARS:
         results["explanations"] = save_explanations(run, explained, folder / "explanations.png")
-    folder.write_json(run.workdir / "represent.json", results)
+    write_json(run.workdir / "represent.json", results)
     labels = {f"{name}_labels": part.labels for name, part in parts.items() if part.labels is not None}
     outputs.save(out or str(run.workdir / "latents.npz"), {}, means | labels)
     if options.tsne_images:

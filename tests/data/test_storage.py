@@ -168,7 +168,7 @@ def test_interrupted_write_does_not_count(folder, cache, decoded, monkeypatch):
         load(folder, 0)
     assert not [path for path in cache.rglob("*") if path.suffix in (".npy", ".tmp")]
     (lock,) = cache.rglob("*.lock")
-    lock.with_suffix(".tmp").write_bytes(b"what a kill leaves" * COUNT)
+    lock.with_name(f".{lock.stem}.npy.host.1.tmp").write_bytes(b"what a kill leaves" * COUNT)
     assert_same(load(folder, 0), load(folder, 1024))
     assert sorted(path.suffix for path in lock.parent.iterdir()) == [".lock", ".npy"]
 

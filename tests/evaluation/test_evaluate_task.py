@@ -203,7 +203,7 @@ def test_figures_of_other_parameters_images_or_options_are_not_mixed_up(trained)
     others = [
         evaluate.settings_of(dataclasses.replace(run, params=poisoned)),
         evaluate.settings_of(dataclasses.replace(run, grey=dataclasses.replace(run.grey, test=test))),
-        evaluate.settings_of(run.with_exemplars(run.exemplars.images[1:])),
+        evaluate.settings_of(dataclasses.replace(run, exemplars=data.Split(run.exemplars.images[1:]))),
         changed(seed=5),
         *(changed(**{f"eval.{name}": 7}) for name in ("iwae_samples", "candidates", "audit")),
         changed(**{"eval.tolerance": 0.5}),

@@ -14,6 +14,7 @@ import pytest
 
 from exvae.reproduce import cells, paper, results
 from exvae.reproduce.cells import Plan
+from exvae.runs import revision
 from tests.reproduce.test_results import make_cell
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,8 @@ def write_experiment(path: Path, tiny_config, **fields) -> str:
     return os.path.relpath(path, ROOT / "experiments")
 
 
-def set_revision(monkeypatch, revision: str) -> None:
-    monkeypatch.setattr(revision, "git_revision", functools.cache(lambda: revision))
+def set_revision(monkeypatch, found: str) -> None:
+    monkeypatch.setattr(revision, "git_revision", functools.cache(lambda: found))
 
 
 def test_cells_are_those_of_the_papers_tables_each_once():

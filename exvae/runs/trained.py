@@ -1,0 +1,97 @@
+"""The trained model of a run's folder: what evaluation and every use of a model are given."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from exvae import config as configs
+from exvae import data, keys, models
+from exvae.data import splits
+from exvae.encoding import encode
+from exvae.errors import UserError
+from exvae.priors import PRIORS, Prior
+from exvae.runs import folder
+from exvae.runs.checkpoint import Checkpoints
+from exvae.runs.records import fingerprint
+from exvae.scale import sharding
+from exvae.state import init_params
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """The parameters with the best validation ELBO, what they were trained on, and the exemplars of the prior."""
+
+    config: ConfigDict
+    workdir: Path
+    grey: data.Dataset  # no part of it binarized
+    mesh: Mesh
+    model: nn.Module
+    params: dict
+    step: int  # at which the parameters were the best
+    exemplars: data.Split  # of the prior, and what generation starts from
+
+    @property
+    def prior(self) -> Prior:
+        return PRIORS[self.config.prior.name]
+
+    @property
+    def key(self) -> Array:
+        """The key of everything that is drawn after initialisation."""
+        return keys.split_seed(self.config.seed)[2]
+
+    @functools.cached_property
+    def means(self) -> Float[np.ndarray, "N D"]:
+        """mu(x_n) of the exemplars."""
+        return encode(self.mesh, self.model, self.params, self.exemplars.images).mean
+
+    @functools.cached_property
+    def dataset(self) -> data.Dataset:
+        """The data as training and evaluation see them: for a Bernoulli model, valid and test are binarized."""
+        return splits.as_modelled(self.grey, self.config.model.likelihood)
+
+
+Trained = TypeVar("Trained", bound=TrainedModel)
+
+
+def open_trained(kind: type[Trained], config: ConfigDict, workdir: Path) -> Trained:
+    """Read the best parameters of the run in `workdir`, and the data that `config` names.
+
+    Args:
+      kind: the class of the result.
+    """
+    configs.validate(config)
+    if not (workdir / "checkpoints" / "best").is_dir():
+        raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
+    grey = data.load(config.data, binarize=False)
+    mesh = sharding.make_mesh()
+    model = models.build(config.model, grey.train.images.shape[1:])
+    like = sharding.shapes(mesh, jax.eval_shape(lambda: init_params(config, model)))
+    checkpoints = Checkpoints(workdir)
+    try:
+        best = checkpoints.restore_best(like)
+    finally:
+        checkpoints.close()
+    if best is None:
+        raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
+    best_step, params, meta = best
+    checksum = fingerprint(grey.train.images)
+    if meta.get("images", checksum) != checksum:
+        raise UserError(f"--workdir={workdir} holds a run on other training images than config.data.dir has")
+    exemplars = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib)
+    return kind(config, workdir, grey, mesh, model, params, best_step, exemplars)
+
+
+def open_run(command: ConfigDict, workdir: Path) -> TrainedModel:
+    """The run in `workdir`, with the tasks' options and `data.dir` of the command line."""
+    config = configs.of_run(command, folder.read_config(workdir), workdir)
+    return open_trained(TrainedModel, config, workdir)

@@ -1,0 +1,70 @@
+"""metrics.jsonl and TensorBoard events: the figures of a run as they come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+from tensorboardX import SummaryWriter
+
+from exvae import files
+from exvae.scale import sharding
+
+
+class Writer(Protocol):
+    """Where the figures of a run go."""
+
+    def write(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricsWriter:
+    """metrics.jsonl and TensorBoard events. Lines of steps after the one that a run goes on from are removed."""
+
+    def __init__(self, workdir: Path, step: int):
+        self._path = workdir / "metrics.jsonl"
+        if self._path.exists():
+            kept = [line for line in self._path.read_text().splitlines() if _belongs(line, step)]
+            files.write_text(self._path, "".join(line + "\n" for line in kept))
+        self._file = open(self._path, "a")  # noqa: SIM115  (closed by close)
+        self._events = SummaryWriter(str(workdir), purge_step=step + 1)
+
+    def write(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None:
+        print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=self._file, flush=True)
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._events.add_scalar(f"{split}/{name}", value, step)
+        self._events.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()
+
+
+class NoWriter:
+    """Of the processes other than the main one, which writes for all."""
+
+    def write(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _belongs(line: str, step: int) -> bool:
+    """Whether to keep a line: not if it is of a later step, cut short by a kill, or of the test, which comes again."""
+    try:
+        values = json.loads(line)
+        return values["step"] <= step and values["split"] != "test"
+    except (ValueError, KeyError):
+        return False
+
+
+def append_metrics(workdir: Path, step: int, epoch: int, split: str, values: dict) -> None:
+    """One line at the end of metrics.jsonl, whatever else is being written there."""
+    if not sharding.is_main():
+        return
+    with open(workdir / "metrics.jsonl", "a") as file:
+        print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=file)
