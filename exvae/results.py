@@ -225,8 +225,8 @@ def _time_section(cells: Sequence[Cell]) -> list[str]:
         f"How long a run takes until its validation ELBO passes {paper.AUTHORS_VALID_ELBO}, the value of the authors'\n"
         "best epoch (MNIST, `vae`, exemplar; the authors' batch is 100 images). Our minutes are the time of the whole\n"
         "training, divided by its number of epochs and multiplied by the epochs needed. The authors' run was not\n"
-        f"repeated: its minutes are its number of steps times {paper.AUTHORS_STEP_SECONDS} s, the time of one step with\n"
-        "their code on two such cores.\n"
+        f"repeated: its minutes are its number of steps times {paper.AUTHORS_STEP_SECONDS} s, the time of one step\n"
+        "with their code on two such cores.\n"
     )
     header = ("run", "epochs", "steps", "minutes", "best validation ELBO")
     return ["## Time to the paper's number\n", text, table(header, [*rows, authors])]
