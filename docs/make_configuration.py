@@ -54,7 +54,7 @@ FREE = """## Fields that may change when a run resumes
 A run continues only with the config that it began with. These fields are the exception, because they do not affect the
 steps that were already taken:
 """
-COSINE = "With `optim.schedule=cosine`, `train.epochs` may not change either: the rate of every step depends on it."
+COSINE = "With `optim.schedule=cosine`, `train.epochs` must stay the same: the rate of every step depends on it."
 
 GROUPS = {
     "data": "The training, validation and test images. [Data](data.md) has the names.",
@@ -197,8 +197,8 @@ def page() -> str:
         for field in fields
         for value, meaning in SENTINEL.findall(field.comment)
     ]
-    free = "\n".join(f"- `{name}`" for name in configs.FREE_ON_RESUME) + "\n"
-    parts = [INTRODUCTION, CONVENTION, _table(("field", "value", "meaning"), sentinels), f"{FREE}\n{free}\n{COSINE}\n"]
+    free = ", ".join(f"`{name}`" for name in configs.FREE_ON_RESUME)
+    parts = [INTRODUCTION, CONVENTION, _table(("field", "value", "meaning"), sentinels), f"{FREE}{free}.\n\n{COSINE}\n"]
     for group, members in sections.items():
         parts += [f"## `{group}`\n" if group else "## General\n"]
         parts += [f"{GROUPS[group]}\n"] if group in GROUPS else []
