@@ -12,10 +12,15 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from exvae import augment, evaluate, gallery, outputs, pixels, processes, represent, sharding, sweep, train
 from exvae import config as configs
 from exvae.errors import UserError
+from exvae.evaluation import evaluate, pixels
 from exvae.run import open_run
+from exvae.runs import outputs
+from exvae.scale import processes, sharding
+from exvae.sweeps import sweep
+from exvae.training import loop
+from exvae.uses import augment, gallery, represent
 
 TASKS = {"evaluate": evaluate.main, "augment": augment.main}  # on the folder of a run
 TASKS_WITH_OUT = {
@@ -93,7 +98,7 @@ def perform(task: str, config: Any, workdir: Path, out: str) -> None:
             raise UserError(f"--task={task}: a Parzen window on pixels can only be evaluated")
         pixels.main(config, workdir)
     elif task == "train":
-        train.main(config, workdir)
+        loop.main(config, workdir)
     elif task in TASKS:
         TASKS[task](open_run(config, workdir))
     else:
@@ -130,7 +135,7 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except (train.Diverged, FloatingPointError, OSError) as error:
+    except (loop.Diverged, FloatingPointError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except jax.errors.JaxRuntimeError as error:

@@ -18,10 +18,10 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks.flops import square_product
-from exvae import classifier as classifiers
 from exvae import config as configs
 from exvae import models
 from exvae.distributions import Normal
+from exvae.uses import classifier as classifiers
 
 HIDDEN = flags.DEFINE_integer("hidden_dim", 1024, "units of a hidden layer")
 STEPS = flags.DEFINE_integer("steps", 200, "steps of each kind")

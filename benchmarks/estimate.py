@@ -17,7 +17,8 @@ from absl import app
 from benchmarks.flops import step_gflop
 from experiments import celeba
 from exvae import config as configs
-from exvae import models, step
+from exvae import models
+from exvae.training import step
 
 TFLOPS = 100  # of an accelerator, float32 or what it does instead
 FLOAT = 4  # bytes

@@ -24,8 +24,11 @@ from absl import app, flags
 
 from benchmarks.flops import image_gflop, square_product
 from exvae import config as configs
-from exvae import evaluate, likelihood, models, run, sharding, step
+from exvae import models, run
+from exvae.evaluation import evaluate, likelihood
 from exvae.priors import exemplar
+from exvae.scale import sharding
+from exvae.training import step
 
 EXEMPLARS = flags.DEFINE_list("exemplars", ["10000", "50000", "100000", "1000000"], "N, numbers of synthetic means")
 SAMPLES = flags.DEFINE_list("samples", ["500", "5000"], "S, importance samples")

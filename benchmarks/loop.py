@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from exvae import feed, models, optim, sharding, step
+from exvae import models
+from exvae.data.store import Store
 from exvae.priors.types import Batch
-from exvae.store import Store
+from exvae.scale import sharding
+from exvae.training import feed, optim, step
 
 
 class Loop:

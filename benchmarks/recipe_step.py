@@ -20,9 +20,10 @@ from benchmarks.flops import square_product
 from benchmarks.loop import Loop
 from experiments import common
 from exvae import config as configs
-from exvae import feed, sharding
-from exvae.optim import AVERAGE_STEPS
-from exvae.store import Store
+from exvae.data.store import Store
+from exvae.scale import sharding
+from exvae.training import feed
+from exvae.training.optim import AVERAGE_STEPS
 
 NUM_TRAIN = 50_000
 PRIORS = ("gaussian", "vamp", "exemplar")

@@ -25,12 +25,13 @@ from absl import app, flags
 from benchmarks.loop import Loop
 from experiments import mnist_vae
 from exvae import config as configs
-from exvae import models, sharding
-from exvae.data import glyphs
-from exvae.figures import save_panels
-from exvae.models.encoding import make_encode_all
+from exvae import models
+from exvae.data.sources import glyphs
+from exvae.data.store import Store
+from exvae.encoding import make_encode_all
 from exvae.retrieval import scann
-from exvae.store import Store
+from exvae.runs.figures import save_panels
+from exvae.scale import sharding
 
 EXEMPLARS = flags.DEFINE_list("exemplars", ["10000", "50000", "100000", "1000000"], "N")
 TRAIN_STEPS = flags.DEFINE_integer("train_steps", 500, "that the model is trained for before its means are taken")

@@ -26,9 +26,11 @@ from benchmarks.flops import square_product, step_gflop
 from benchmarks.loop import Loop
 from experiments import celeba, mnist_convhvae, mnist_hvae, mnist_pixelsnail, mnist_vae
 from exvae import config as configs
-from exvae import feed, models, sharding
+from exvae import models
+from exvae.data.store import Store
 from exvae.retrieval import scann
-from exvae.store import Store
+from exvae.scale import sharding
+from exvae.training import feed
 
 EXPERIMENTS = {
     "vae": mnist_vae,

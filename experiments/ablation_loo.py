@@ -15,7 +15,7 @@ Test log-likelihood in the paper (IWAE, 5000 samples):
 """
 
 from experiments import common
-from exvae.paper import NUM_TRAIN
+from exvae.reproduce.paper import NUM_TRAIN
 
 ARGUMENTS = {"data": ("mnist", "omniglot"), "leave_one_out": ("true", "false"), "recipe": common.RECIPES}
 

@@ -17,7 +17,7 @@ Test log-likelihood in the paper (IWAE, 5000 samples):
 """
 
 from experiments import common
-from exvae.paper import NUM_TRAIN
+from exvae.reproduce.paper import NUM_TRAIN
 
 ARGUMENTS = {"data": ("mnist", "omniglot"), "fraction": ("0.5", "1", "0.2", "0.1"), "recipe": common.RECIPES}
 

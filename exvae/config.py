@@ -15,7 +15,7 @@ from exvae.errors import UserError
 from exvae.models import ARCHITECTURES, LIKELIHOODS
 from exvae.priors import PRIORS
 
-PARZEN = "parzen"  # architecture of the baseline in pixel space, `exvae/pixels.py`
+PARZEN = "parzen"  # architecture of the baseline in pixel space, `exvae/evaluation/pixels.py`
 TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups of fields that are read after training only
 # Fields that a resumed run may change: they do not alter the steps that were already taken.
 FREE_ON_RESUME = (

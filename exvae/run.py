@@ -14,15 +14,20 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Shaped
 
-from exvae import augment, data, evaluate, generate, metrics, models, represent, sharding, step
 from exvae import config as configs
-from exvae.checkpoint import Checkpoints
+from exvae import data, models
 from exvae.data import splits
-from exvae.data.npz import to_labels, to_uint8
+from exvae.data.sources.npz import to_labels, to_uint8
 from exvae.distributions import Normal
+from exvae.encoding import encode
 from exvae.errors import UserError
-from exvae.models.encoding import encode
-from exvae.records import fingerprint
+from exvae.evaluation import evaluate
+from exvae.runs import metrics
+from exvae.runs.checkpoint import Checkpoints
+from exvae.runs.records import fingerprint
+from exvae.scale import sharding
+from exvae.training import step
+from exvae.uses import augment, generate, represent
 
 Images = Shaped[np.ndarray, "n H W C"]  # as a user has them: bytes, booleans or floats in 0..1; channels may be missing
 Pictures = Float[np.ndarray, "n H W C"]  # float32 in 0..1

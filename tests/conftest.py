@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 
 from exvae import config as configs
-from exvae import data, models, once, sharding, train
+from exvae import data, models, once
 from exvae.models import celeba, convhvae, pixelsnail
 from exvae.run import Run
-from exvae.step import init_params
+from exvae.scale import sharding
+from exvae.training import loop
+from exvae.training.step import init_params
 
 # Compiled functions are kept between test runs, and between a test and the processes that it starts.
 CACHE = os.path.join(os.path.dirname(__file__), "..", ".jax_cache")
@@ -88,7 +90,7 @@ def trained(tmp_path_factory):
     config = configs.get_config()
     config.update_from_flattened_dict({**TINY_FIELDS, "train.epochs": 1})
     folder = tmp_path_factory.mktemp("trained")
-    train.train(config, folder)
+    loop.train(config, folder)
     return config, folder
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from exvae import config as configs
-from exvae import paper
 from exvae.errors import UserError
+from exvae.reproduce import paper
 
 ROOT = Path(__file__).parents[1]
 MODELS = ("vae", "hvae", "convhvae", "pixelsnail")

@@ -11,9 +11,9 @@ The command lines of all blocks are checked, of these too: files, flags, config 
 import argparse
 import ast
 import contextlib
-import importlib
 import importlib.util
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -28,7 +28,6 @@ from absl.testing import flagsaver
 import exvae
 import launch
 from exvae import config as configs
-from exvae import sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -84,11 +83,17 @@ def check_launch(words: list[str]) -> None:
     with command_line(words):
         configs.validate(launch.CONFIG.value)
         if launch.is_sweep():
-            assert sweep.make_points(launch.CONFIG.value, sweep.parse(launch.SWEEP.value), Path("runs"))
+            assert launch.sweep.make_points(launch.CONFIG.value, launch.sweep.parse(launch.SWEEP.value), Path("runs"))
         if launch.DISTRIBUTED.value:
             assert launch.TASK.value in ("train", "evaluate")
         if launch.OUT.value:
             assert launch.TASK.value in launch.TASKS_WITH_OUT
+
+
+def run_module(name: str, words: list[str]) -> None:
+    """`python -m NAME WORDS`, in this process."""
+    with mock.patch.object(sys, "argv", [name, *words]):
+        runpy.run_module(name, run_name="__main__")
 
 
 class Accepted(Exception):
@@ -104,7 +109,7 @@ def check_module(name: str, words: list[str]) -> None:
         raise Accepted
 
     with mock.patch.object(argparse.ArgumentParser, "parse_args", parse_and_stop), pytest.raises(Accepted):
-        importlib.import_module(name).main(words)
+        run_module(name, words)
 
 
 def check_benchmark(name: str, words: list[str]) -> None:
@@ -230,7 +235,8 @@ def test_commands_without_a_mark_run(clone, tiny_flags, capsys):
                     workdir = Path(launch.WORKDIR.value)
                     launch.perform(launch.TASK.value, launch.CONFIG.value, workdir, launch.OUT.value)
             case ["python", "-m", name, *rest]:
-                assert importlib.import_module(name).main(rest) == 0
+                with pytest.raises(SystemExit, match="^0$"):
+                    run_module(name, rest)
             case _:
                 pytest.fail(f"how is {shlex.join(words)} run?")
     figures = {path.name for path in (clone / "runs" / "quickstart" / "figures").iterdir()}

@@ -9,8 +9,8 @@ import pytest
 import exvae
 import launch
 from exvae import config as configs
-from exvae import train
-from tests.test_train import assert_same_run, metric_lines
+from exvae.training import loop
+from tests.training.test_loop import assert_same_run, metric_lines
 
 KINDS = {
     "pixelsnail": ("pixelsnail", "bernoulli", (6, 6, 1)),
@@ -45,7 +45,7 @@ def make_config(kind, folder):
 
 def stop_and_resume(config, workdir, monkeypatch):
     """Stopped within the second epoch, after a checkpoint of every step; then to the end."""
-    real = train.check_finite
+    real = loop.check_finite
 
     def interrupt(at, elbo):
         if at == 6:
@@ -54,10 +54,10 @@ def stop_and_resume(config, workdir, monkeypatch):
 
     config.train.checkpoint_minutes = 0.0
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train, "check_finite", interrupt)
-        train.train(config, workdir)
+        patch.setattr(loop, "check_finite", interrupt)
+        loop.train(config, workdir)
     config.train.checkpoint_minutes = 5.0
-    train.train(config, workdir)
+    loop.train(config, workdir)
 
 
 def check_figures(kind, workdir):
@@ -96,7 +96,7 @@ def check_python(kind, workdir):
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_resumes_bit_for_bit_and_does_its_tasks(kind, tmp_path, few_layers, monkeypatch):
     config = make_config(kind, tmp_path)
-    train.train(config, tmp_path / "run")
+    loop.train(config, tmp_path / "run")
     check_figures(kind, tmp_path / "run")
     check_python(kind, tmp_path / "run")
     if config.model.architecture != "vae":  # its own tests do these

@@ -109,7 +109,7 @@ def test_bad_argument_is_one_line_and_exit_code_2(capsys, tmp_path, argument, sa
 
 def test_arguments_of_an_experiment_reach_its_config(capsys, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(launch.train, "main", lambda config, workdir: seen.append((config, str(workdir))))
+    monkeypatch.setattr(launch.loop, "main", lambda config, workdir: seen.append((config, str(workdir))))
     assert run(capsys, "--config=experiments/mnist_vae.py:prior=vamp,recipe=fast", "--workdir=")[0] == 0
     assert run(capsys, "--config=experiments/mnist_vae.py", "--workdir=")[0] == 0
     assert run(capsys, "--config=experiments/mnist_vae.py:prior=gaussian", f"--workdir={tmp_path}")[0] == 0

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from scipy import special
 
-from exvae import models, objectives, sharding
+from exvae import models, objectives
 from exvae.config import get_config
 from exvae.distributions import binarize, to_unit
 from exvae.priors.types import Batch
 from exvae.retrieval import select
 from exvae.retrieval.draw import draw_exemplars
+from exvae.scale import sharding
 
 SHAPE, DIM = (3, 3, 1), 2
 N, M, B, C = 24, 10, 6, 18

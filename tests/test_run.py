@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import exvae
-from exvae import generate
 from exvae.errors import UserError
 from exvae.run import open_run
+from exvae.uses import generate
 
 KEY = jax.random.key(0)
 

@@ -78,11 +78,11 @@ def _find(data_config: ml_collections.ConfigDict) -> Dataset:
     if name in registry.SETS:
         return registry.load(name, data_config.dir, seed)
     if name == "mnist_5k":
-        from exvae.data import bundled
+        from exvae.data.sources import bundled
 
         parts = bundled.read()
     elif name == "glyphs":
-        from exvae.data import glyphs
+        from exvae.data.sources import glyphs
 
         if data_config.num_images < 3:
             raise UserError(f"config.data.num_images={data_config.num_images} must be at least 3")
@@ -96,9 +96,9 @@ def _find_own(name: str, *, image_size: int, colour: bool) -> dict[str, Split]:
     """The parts of npz:PATH or images:PATH."""
     kind, _, path = name.partition(":")
     if kind == "npz":
-        from exvae.data import npz
+        from exvae.data.sources import npz
 
         return npz.read(Path(path).expanduser())
-    from exvae.data import images
+    from exvae.data.sources import images
 
     return images.find(Path(path).expanduser(), image_size=image_size, colour=colour)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from exvae.data import celeba, idx, mat, npm, npz, splits
+from exvae.data import splits
+from exvae.data.sources import celeba, idx, mat, npm, npz
 from exvae.data.types import Dataset, NotHere, Split
 from exvae.errors import UserError
 
@@ -92,7 +93,7 @@ def _in_debian_folder(name: str, folder: Path | None) -> Parts:
 
 
 def _in_tfds(name: str, folder: Path | None) -> Parts:
-    from exvae.data import tfds_source  # imports TFDS, which is slow and may be absent
+    from exvae.data.sources import tfds_source  # imports TFDS, which is slow and may be absent
 
     # The user's folder counts where TFDS prepared a copy in it; else TFDS's own, where it also downloads to.
     prepared = folder is not None and any((folder / tfds_source.folder_name(name)).glob("*/dataset_info.json"))

@@ -11,14 +11,14 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from exvae import sharding
 from exvae.distributions import Normal
+from exvae.encoding import encode_split
 from exvae.models import Terms
-from exvae.models.encoding import encode_split
 from exvae.priors.parzen import exemplar_log_prob
 from exvae.priors.types import Batch, Means
 from exvae.retrieval import NOBODY, exact, select
 from exvae.retrieval.draw import Draw
+from exvae.scale import sharding
 
 USES_EXEMPLARS = True
 

@@ -12,9 +12,9 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from exvae import sharding
 from exvae.distributions import LOG_2PI
 from exvae.retrieval import NOBODY
+from exvae.scale import sharding
 
 BLOCK = 2048  # exemplars scored at a time: a (B, BLOCK) tile of the distance matrix stays in the cache
 # TPUs and recent GPUs would round the factors of a float32 product; distances are differences of large numbers.

@@ -10,9 +10,9 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from exvae import sharding
 from exvae.retrieval import NOBODY
 from exvae.retrieval.draw import Draw
+from exvae.scale import sharding
 
 BLOCK = 25_600  # table rows scored at a time, at most
 CPU_SCORES = 640_000  # pairs that a CPU scores at a time: they stay in a core's cache

@@ -8,9 +8,9 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from exvae import sharding
 from exvae.retrieval import NOBODY
 from exvae.retrieval.draw import Draw
+from exvae.scale import sharding
 
 
 def cut(

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from exvae.data import idx
+from exvae.data.sources import idx
 
 
 def _encode(array: np.ndarray) -> bytes:

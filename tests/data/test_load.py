@@ -6,7 +6,8 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from exvae import data
-from exvae.data import idx, registry
+from exvae.data import registry
+from exvae.data.sources import idx
 from exvae.data.types import NotHere, Split
 from exvae.errors import UserError
 
@@ -163,7 +164,7 @@ def test_load_found_nowhere_says_what_the_users_folder_lacks(tmp_path):
 
 @pytest.mark.parametrize("prepared", [True, False])
 def test_load_asks_tfds_for_the_users_folder_only_if_it_has_a_copy(tmp_path, monkeypatch, prepared):
-    tfds_source = pytest.importorskip("exvae.data.tfds_source")
+    tfds_source = pytest.importorskip("exvae.data.sources.tfds_source")
     asked = []
 
     def read(name, data_dir):
@@ -218,13 +219,13 @@ def test_load_users_colour_images_are_binarized_channel_by_channel_unless_told_n
 
 
 def test_load_glyphs_too_few_is_an_error():
-    pytest.importorskip("exvae.data.glyphs")
+    pytest.importorskip("exvae.data.sources.glyphs")
     with pytest.raises(UserError, match="config.data.num_images=2 must be at least 3"):
         data.load(config("glyphs", num_images=2))
 
 
 def test_load_glyphs_counts_and_repeats():
-    pytest.importorskip("exvae.data.glyphs")
+    pytest.importorskip("exvae.data.sources.glyphs")
     a, b = (data.load(config("glyphs", num_images=50)) for _ in range(2))
     assert (len(a.train), len(a.valid), len(a.test)) == (40, 5, 5)
     np.testing.assert_array_equal(a.train.images, b.train.images)

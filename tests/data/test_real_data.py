@@ -8,7 +8,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from exvae import data
-from exvae.data import celeba, storage
+from exvae.data import storage
+from exvae.data.sources import celeba
 
 FOLDER = Path(os.environ.get("EXVAE_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
 

@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from exvae import data
-from exvae.data import images, splits, storage
+from exvae.data import splits, storage
+from exvae.data.sources import images
 from exvae.errors import UserError
 
 COUNT = 700  # more than two blocks

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from exvae import models
+from exvae import encoding, models
 from exvae.config import get_config
 from exvae.distributions import log_discretized_logistic, to_unit
-from exvae.models import encoding
 
 QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
 

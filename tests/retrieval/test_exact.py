@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from exvae import sharding
 from exvae.retrieval import NOBODY, exact
 from exvae.retrieval.draw import draw_exemplars
+from exvae.scale import sharding
 
 KEY = np.array([3, 8], np.uint32)
 

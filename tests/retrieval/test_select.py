@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exvae import sharding
 from exvae.retrieval import NOBODY, select
 from exvae.retrieval.draw import draw_exemplars
+from exvae.scale import sharding
 
 KEY = np.array([3, 8], np.uint32)
 

@@ -1,0 +1,52 @@
+"""Where the training images are while a model is trained: on every device, or on the host where they are too many."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, UInt8
+
+from exvae.scale import sharding
+
+SHARE = 0.25  # of a device's memory that images may take; the rest is for activations
+
+
+class Store:
+    """The training images, one byte a value."""
+
+    def __init__(self, mesh: Mesh, images: UInt8[np.ndarray, "N H W C"], device_mib: float, memory_mib: float):
+        """
+        Args:
+          device_mib: what takes more stays on the host; 0: a quarter of a device's memory, and of devices that do
+            not tell theirs (a CPU) `memory_mib`, beyond which images are mapped from a file.
+        """
+        self._mesh, self._images = mesh, images
+        limit = device_mib * 2**20 or _device_bytes() * SHARE or memory_mib * 2**20
+        too_many = sharding.anywhere(images.nbytes > limit)  # all processes must do the same
+        self.whole: Array | None = None if too_many else sharding.replicate(mesh, images)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self._images.shape[1:]
+
+    @property
+    def on_host(self) -> bool:
+        return self.whole is None
+
+    def take(self, index: Int[np.ndarray, " n"]) -> Array:
+        """Images split over the devices; each process names, and reads, those of its own devices."""
+        return sharding.join_rows(self._mesh, self._images[index], len(index) * jax.process_count())
+
+    def describe(self) -> str:
+        size = self._images.nbytes / 2**20
+        where = "on the host, each step brings those it needs" if self.on_host else "on every device"
+        return f"training images ({size:.0f} MiB) {where}"
+
+
+def _device_bytes() -> int:
+    """Memory of one device; 0 where it is not known."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)

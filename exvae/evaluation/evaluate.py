@@ -1,0 +1,290 @@
+"""Figures of a trained model on held-out images: ELBO and its parts, active units, log-likelihood."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, UInt8
+
+from exvae.data.batches import map_batches
+from exvae.encoding import encode, make_encode_all
+from exvae.evaluation.likelihood import make_scorer
+from exvae.objectives import Elbo, evaluation_elbo
+from exvae.once import for_equal_configs
+from exvae.priors import PRIORS
+from exvae.runs import metrics
+from exvae.runs.records import Memory, Records, fingerprint
+from exvae.scale import sharding
+from exvae.training.step import LIKELIHOOD, TEST, stream
+
+if TYPE_CHECKING:
+    from exvae.run import Run
+
+BATCH = 500  # images at a time, fewer where feature maps are large
+ACTIVE_VARIANCE = 0.01  # a latent is active if its mean varies more than this (Burda et al., 2015)
+
+
+class Evaluator(NamedTuple):
+    """The compiled functions that evaluation consists of."""
+
+    mesh: Mesh
+    batch: int  # images that `elbo_batch` is given, split over the devices; a constant, because z is drawn by batch
+    encode_all: Any  # (params, store) -> latent means, split over the devices; rows beyond the images are padding
+    components: Any  # (params, latent means or None, number of exemplars) -> what the prior is made of
+    elbo_batch: Any  # (params, key, images, components) -> Elbo
+
+
+@for_equal_configs
+def make_evaluator(config: Any, model: nn.Module, mesh: Mesh) -> Evaluator:
+    batch = min(BATCH, 5 * model.block_rows)
+    exactly = jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
+
+    @jax.jit
+    @exactly
+    def components(params: dict, means: Float[Array, "R D"] | None, count: int) -> Any:
+        return PRIORS[config.prior.name].components(model, params, means, count)
+
+    @jax.jit
+    @exactly
+    def elbo_batch(params: dict, key: Array, images: UInt8[Array, "B H W C"], components: Any) -> Elbo:
+        return evaluation_elbo(key, config, model, mesh, params, images, components)
+
+    return Evaluator(mesh, batch, make_encode_all(model, mesh, 2 * batch), components, elbo_batch)
+
+
+def mean_elbo(
+    evaluator: Evaluator,
+    params: dict,
+    key: Array,
+    images: UInt8[np.ndarray, "n H W C"],
+    means: Array | None,
+    count: int,
+) -> dict[str, float]:
+    """ELBO, reconstruction and KL with one sample an image, averaged over the images.
+
+    Args:
+      means: of the `count` exemplars, or None; further rows are padding.
+    """
+    components = evaluator.components(params, means, count)  # once: those of the VampPrior pass through the encoder
+    whole = map_batches(
+        lambda start, batch: evaluator.elbo_batch(params, jax.random.fold_in(key, start), batch, components),
+        images,
+        evaluator.batch,
+        evaluator.mesh,
+    )
+    return {name: float(np.mean(value, dtype=np.float64)) for name, value in whole._asdict().items()}
+
+
+def active_units(means: Float[Array, "n D"]) -> int:
+    """Latent dimensions whose posterior mean varies over the images."""
+    return int(np.sum(np.var(np.asarray(means, np.float64), axis=0) > ACTIVE_VARIANCE))
+
+
+def main(run: Run) -> None:
+    """The task `evaluate`: test figures of a run's best parameters, into its results.json."""
+    workdir = run.workdir
+    epoch = run.step // (len(run.dataset.train) // run.config.train.batch_size)
+    print(f"{workdir}: {run.config.model.architecture}, {run.config.prior.name} prior, best epoch {epoch}", flush=True)
+    save = functools.partial(metrics.update_results, workdir, run.config, epoch)
+    values = evaluate(run, make_evaluator(run.config, run.model, run.mesh), save)
+    save(values)
+    metrics.append_metrics(workdir, run.step, epoch, "test", values)
+    print(f"{describe(values)}\nfigures  {workdir}/results.json")
+
+
+def describe(test: dict) -> str:
+    """The test figures in two or three lines."""
+    error = "" if test["log_likelihood_error"] is None else f" ± {test['log_likelihood_error']:.3f}"
+    text = (
+        f"test  elbo {test['elbo']:.2f}  reconstruction {test['reconstruction']:.2f}  kl {test['kl']:.2f}  "
+        f"active units {test['active_units']}\n"
+        f"log-likelihood {test['log_likelihood']:.3f}{error} (standard error; {test['num_images']} images, "
+        f"{test['iwae_samples']} samples)  {test['bits_per_dim']:.4f} bits/dim"
+    )
+    if "loss" in test:
+        interval = "" if test["loss_low"] is None else f" (95 %: {test['loss_low']:.1e} to {test['loss_high']:.1e})"
+        text += (
+            f"\npruned: {test['loss']:.1e}{interval} below the value of all {test['exemplars']} exemplars (audit); "
+            f"largest of an image {test['loss_largest']:.1e}; candidates doubled for {test['images_doubled']} images"
+        )
+    return text
+
+
+def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dict:
+    """The figures of results.json's `test`. `save` is given the quick ones at once if the file is not there yet."""
+    config, test = run.config, run.dataset.test
+    means = exemplar_means(run)
+    count = 0 if means is None else len(means)
+    values = mean_elbo(evaluator, run.params, stream(run.key, TEST), test.images, means, count)
+    values["exemplars"] = count
+    values["active_units"] = active_units(encode(run.mesh, run.model, run.params, test.images).mean)
+    if not (run.workdir / "results.json").exists():
+        save(values)
+    records = open_records(run)
+    try:
+        values |= log_likelihood(run, records)
+        seconds = scoring_seconds(run, records)
+    finally:
+        records.close()
+    # results.json has the last evaluation; each kind has its own summary beside its records.
+    if sharding.is_main():
+        summary = {"eval": config.eval.to_dict(), "test": values, "seconds": seconds}
+        metrics.write_json(records.path.with_suffix(".json"), summary)
+    return values
+
+
+FIGURES = ("log_likelihood", "excess", "loss", "candidates")  # of an image
+
+
+def open_records(run: Run) -> Records | Memory:
+    """What was scored so far. Only the main process has the file; the others are told what it holds."""
+    records = Records(run.workdir, settings_of(run)) if sharding.is_main() else Memory()
+    if jax.process_count() > 1:
+        nothing = dict.fromkeys(FIGURES, math.nan)
+        found = [records.get(image) or nothing for image in range(len(run.dataset.test))]
+        found = sharding.agree(np.array([[record[name] for name in FIGURES] for record in found], np.float32))
+        if not sharding.is_main():
+            known = np.flatnonzero(~np.isnan(found[:, 0])).tolist()
+            rows = [(*found[i, :-1].tolist(), int(found[i, -1])) for i in known]
+            records.add([{"image": i, **dict(zip(FIGURES, r, strict=True))} for i, r in zip(known, rows, strict=True)])
+    return records
+
+
+def exemplar_means(run: Run) -> Float[Array, "N D"] | None:
+    """mu(x_n) on every device; None where the prior has no exemplars."""
+    return sharding.replicate(run.mesh, run.means) if PRIORS[run.config.prior.name].USES_EXEMPLARS else None
+
+
+def settings_of(run: Run) -> dict:
+    """All that a recorded figure depends on."""
+    options = run.config.eval
+    uses_exemplars = PRIORS[run.config.prior.name].USES_EXEMPLARS
+    settings = {
+        "iwae_samples": options.iwae_samples,
+        "seed": run.config.seed,
+        "test": fingerprint(run.dataset.test.images),
+        "params": fingerprint(run.params),
+    }
+    if uses_exemplars:
+        settings |= {"method": options.method, "exemplars": fingerprint(run.exemplars.images)}
+    if uses_exemplars and options.method == "pruned":
+        settings |= {name: options[name] for name in ("candidates", "audit", "tolerance")}
+    return settings
+
+
+def log_likelihoods(run: Run, images: UInt8[np.ndarray, "n H W C"], num_samples: int) -> Float[np.ndarray, " n"]:
+    """log p(x) of any images, with as many candidates as the audit of each asks for."""
+    config, memory = copy.deepcopy(run.config), Memory()
+    config.eval.iwae_samples = num_samples
+    score_images(run, config, images, np.arange(len(images)), memory, quiet=True)
+    return np.array([memory.get(image)["log_likelihood"] for image in range(len(images))])
+
+
+def log_likelihood(run: Run, records: Records) -> dict:
+    """Log-likelihood of the test images, and what pruning has cost it."""
+    config = run.config
+    order = subset(config.seed, len(run.dataset.test), config.eval.num_images)
+    score_images(run, config, run.dataset.test.images, order, records)
+    found = [records.get(int(image)) for image in order]
+    value, loss = (np.array([record[name] for record in found]) for name in ("log_likelihood", "loss"))
+    values = {
+        "log_likelihood": float(np.mean(value)),
+        "log_likelihood_error": standard_error(value),
+        "bits_per_dim": float(-np.mean(value) / (math.prod(run.model.image_shape) * math.log(2))),
+        "num_images": len(order),
+        "iwae_samples": config.eval.iwae_samples,
+        "method": config.eval.method,
+    }
+    if config.eval.method == "pruned" and PRIORS[config.prior.name].USES_EXEMPLARS:
+        mean, error = float(np.mean(loss)), standard_error(loss)
+        values |= {
+            "loss": mean,
+            "loss_low": None if error is None else max(0.0, mean - 1.96 * error),
+            "loss_high": None if error is None else mean + 1.96 * error,
+            "loss_largest": float(np.max(loss)),
+            "images_doubled": sum(record["candidates"] > config.eval.candidates for record in found),
+        }
+    return values
+
+
+def scoring_seconds(run: Run, records: Records) -> float:
+    """Spent on the log-likelihood, before kills and after; records that are older than this figure count 0."""
+    order = subset(run.config.seed, len(run.dataset.test), run.config.eval.num_images)
+    return sum(records.get(int(image)).get("seconds", 0.0) for image in order)
+
+
+def standard_error(values: Float[np.ndarray, " n"]) -> float | None:
+    """Of the mean; one value has none."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+
+
+def subset(seed: int, num_test: int, num_images: int) -> Int[np.ndarray, " n"]:
+    """Test images in a random order, cut after `num_images` (0: none). A larger number contains every smaller one."""
+    order = np.random.default_rng(seed).permutation(num_test)
+    return order[: num_images or num_test]
+
+
+def score_images(
+    run: Run,
+    config: Any,
+    images: UInt8[np.ndarray, "n H W C"],
+    order: Int[np.ndarray, " m"],
+    records: Records | Memory,
+    *,
+    quiet: bool = False,
+) -> None:
+    """Record every image of `order` that is not yet recorded, with as many candidates as its audit asks for."""
+    prior, means = PRIORS[config.prior.name], exemplar_means(run)
+    components = jax.jit(functools.partial(prior.components, run.model))(run.params, means)
+    num_exemplars = 0 if means is None else len(means)
+    first = min(config.eval.candidates, num_exemplars) if config.eval.method == "pruned" else num_exemplars
+
+    def needed(image: int) -> int | None:
+        """Candidates that the image is still to be scored with."""
+        record = records.get(image)
+        if record is None:
+            return first
+        if record["excess"] <= config.eval.tolerance:  # so it is at the latest with all exemplars, where it is 0
+            return None
+        return min(2 * record["candidates"], num_exemplars)
+
+    while waiting := {int(i): count for i in order if (count := needed(int(i))) is not None}:
+        candidates = min(waiting.values())
+        scorer = make_scorer(config, run.model, run.mesh, candidates=candidates)
+        index = [image for image, count in waiting.items() if count == candidates]
+        text = f"log-likelihood, {candidates} of {num_exemplars} exemplars" if num_exemplars else "log-likelihood"
+        score = functools.partial(scorer, run.params, components, stream(run.key, LIKELIHOOD))
+        _score(run.mesh, score, images, index, candidates, records, metrics.Countdown(len(index), text, quiet=quiet))
+
+
+def _score(mesh: Mesh, score: Callable, images, order: list[int], candidates: int, records, countdown) -> None:
+    """One pass over the images of `order`, as many at a time as there are devices."""
+    for start in range(0, len(order), mesh.size):
+        index = np.array(order[start : start + mesh.size], np.int32)
+        padded = np.resize(index, mesh.size)
+        began = time.monotonic()
+        scores = sharding.fetch(score(*sharding.split(mesh, (images[padded], padded))))
+        if not np.all(np.isfinite(scores.log_likelihood)):
+            bad = padded[~np.isfinite(scores.log_likelihood)][0]
+            raise FloatingPointError(f"the log-likelihood of image {bad} is not finite")
+        rows = zip(index.tolist(), *(np.minimum(a, 1e30).tolist() for a in scores), strict=False)
+        seconds = (time.monotonic() - began) / len(index)
+        before = {image: (records.get(image) or {}).get("seconds", 0.0) for image in index.tolist()}
+        records.add(
+            [
+                {"image": image, "log_likelihood": value, "excess": excess, "loss": loss, "candidates": candidates,
+                 "seconds": before[image] + seconds}
+                for image, value, excess, loss in rows
+            ]
+        )  # fmt: skip
+        countdown.show(start + len(index))
+    countdown.end()

@@ -1,0 +1,351 @@
+"""A grid of runs: python launch.py --config=experiments/mnist_vae.py --sweep='seed=0,1;optim.learning_rate=1e-3,5e-4'
+
+Every point is a process of its own, `launch.py` with its own folder, on this machine or as a job of Slurm. All that is
+known of a point is read from its folder: a sweep can be killed, repeated and extended.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import csv
+import dataclasses
+import fcntl
+import io
+import itertools
+import json
+import operator
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from flax.traverse_util import flatten_dict
+from ml_collections import config_flags
+
+from exvae import config as configs
+from exvae.errors import UserError
+from exvae.runs.metrics import clock, make_writable
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN_FLAGS = ("sweep", "sweep_workers", "sweep_executor", "sweep_slurm", "workdir")
+AUTOMATIC = (("prior", "num_exemplars"), ("retrieval", "rebuild_steps"))  # a run fills them in where the command has 0
+MORE_TO_DO = ("train.epochs", "train.patience", "eval.")  # free on resume, but a run with others has not finished
+FIGURES = ("best_epoch", "valid_elbo", "test_elbo", "test_log_likelihood", "seconds")
+STATUSES = ("done", "failed", "waiting")
+END = "sweep: "  # begins the last line in the log of a point that failed
+POLL_SECONDS = 0.2
+# What a child does before it becomes launch.py: it asks Linux to be killed when its parent ends, however that happens,
+# and leaves it to its parent to hear from Slurm that time is up (USR2). Not a preexec_fn: that forks, and JAX warns.
+GUARD = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the sweep has ended")
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One run of the grid."""
+
+    values: dict[str, str]  # of the swept fields, as typed
+    config: Any
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+
+def split(text: str, mark: str) -> list[str]:
+    """Split at a mark, but not within parentheses."""
+    return [part.strip() for part in re.split(rf"{mark}(?![^()]*\))", text)]
+
+
+def parse(text: str) -> dict[str, list[str]]:
+    """'seed=0,1;augment.lambdas=(1,0.4),(1,0.8)' as {'seed': ['0', '1'], 'augment.lambdas': ['(1,0.4)', '(1,0.8)']}."""
+    grid: dict[str, list[str]] = {}
+    names = [name.removeprefix("config.") for name in configs.field_names()]
+    for part in filter(None, split(text, ";")):
+        field, _, values = part.partition("=")
+        field = field.strip().removeprefix("config.")
+        if field not in names:
+            raise UserError(f"--sweep: {field!r} is not a config field{configs.nearest_name(field, names)}")
+        if field in grid:
+            raise UserError(f"--sweep: {field} stands there twice: give all its values in one list")
+        grid[field] = split(values, ",")
+        if not all(grid[field]):
+            raise UserError(f"--sweep: {part!r} must be FIELD=VALUE,VALUE,... with no value empty")
+    if not grid:
+        raise UserError(f"--sweep={text!r} must be FIELD=VALUE,VALUE,...;FIELD=...")
+    return grid
+
+
+def _configure(config: Any, values: dict[str, str]) -> Any:
+    """A copy of the config with fields set, just as the point's own process will read them."""
+    words = ["", *(f"--config.{field}={value}" for field, value in values.items())]
+    own = flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", copy.deepcopy(config), flag_values=own, sys_argv=words)
+    own(words)
+    configs.validate(own.config)
+    return own.config
+
+
+def _folder_name(values: dict[str, str]) -> str:
+    """'seed=0,optim.learning_rate=1e-3'; a checksum tells names apart in which something was replaced or cut off."""
+    text = ",".join(f"{field}={value}" for field, value in values.items())
+    safe = re.sub(r"[^\w.=,()+-]", "_", text, flags=re.ASCII)[:200]
+    return safe if safe == text else f"{safe}-{zlib.crc32(text.encode()):08x}"
+
+
+def make_points(config: Any, grid: dict[str, list[str]], workdir: Path) -> list[Point]:
+    """The grid in order, its first field slowest, every config checked."""
+    points: dict[Any, Point] = {}  # by their typed values
+    for texts in itertools.product(*grid.values()):
+        values = dict(zip(grid, texts, strict=True))
+        name = _folder_name(values)
+        try:
+            point = Point(values, _configure(config, values), workdir / name)
+        except (flags.Error, UserError) as error:
+            raise UserError(f"--sweep: {name}: {error}") from error
+        typed = operator.itemgetter(*grid)(flatten_dict(point.config.to_dict(), sep="."))
+        if typed in points:
+            raise UserError(f"--sweep: {name} and {points[typed].folder.name} are the same: give each value once")
+        points[typed] = point
+    return list(points.values())
+
+
+def common_words(argv: Sequence[str], fields: Iterable[str]) -> list[str]:
+    """A sweep's command line without what is each point's own: --name=value, or --name value."""
+    # Flags of tuples add up when they stand twice: a swept field must not be among these words.
+    own = {*OWN_FLAGS, *(f"config.{field}" for field in fields)}
+    kept, rest = [], collections.deque(flags.FLAGS.read_flags_from_files(list(argv[1:])))
+    while rest:
+        word = rest.popleft()
+        name, equals, _ = word.lstrip("-").partition("=")
+        if not word.startswith("-") or name not in own:
+            kept.append(word)
+        elif not equals and rest and not re.match("--?[a-z]", rest[0]):
+            rest.popleft()
+    return kept
+
+
+def child_command(words: Sequence[str], point: Point) -> list[str]:
+    """launch.py for one point. It runs where the sweep was started, so that relative paths mean the same."""
+    fields = [f"--config.{field}={value}" for field, value in point.values.items()]
+    return [sys.executable, str(ROOT / "launch.py"), *words, *fields, f"--workdir={point.folder}"]
+
+
+def same_config(new: dict, old: dict) -> bool:
+    """Whether a finished run of the config `old` (results.json's) is what `new` asks for."""
+    new = copy.deepcopy(new)
+    for group, name in AUTOMATIC:
+        new[group][name] = new[group][name] or old[group][name]
+    now, then, default = (flatten_dict(config, sep=".") for config in (new, old, configs.get_config().to_dict()))
+    then = {**default, **then}  # a run older than a field had its default
+    agrees = all(now[field] == then[field] for field in now if field.startswith(MORE_TO_DO))
+    return agrees and not configs.differences(new, old)
+
+
+def finished(point: Point) -> dict | None:
+    """results.json, if it has a log-likelihood and is of the point's config; else None."""
+    try:
+        results = json.loads((point.folder / "results.json").read_text())
+        is_whole = results["test"]["log_likelihood"] is not None
+        return results if is_whole and same_config(point.config.to_dict(), results["config"]) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def failure(point: Point) -> str:
+    """'exit code 2: error: ...', how a point ended and its last line before; '' for one that did not fail."""
+    try:
+        lines = [line for line in point.log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    *said, last = lines or [""]
+    if not last.startswith(END) or finished(point):
+        return ""
+    is_silent = not said or said[-1].startswith("$ ")  # the command itself
+    return last.removeprefix(END) + ("" if is_silent else f": {said[-1]}")
+
+
+def best_valid(folder: Path) -> dict:
+    """The line of metrics.jsonl with the best validation ELBO, or {}."""
+    lines = []
+    with contextlib.suppress(OSError):
+        for text in (folder / "metrics.jsonl").read_text().splitlines():
+            with contextlib.suppress(ValueError):  # cut short by a kill
+                lines.append(json.loads(text))
+    return max((line for line in lines if line["split"] == "valid"), key=lambda line: line["elbo"], default={})
+
+
+def summary(points: Sequence[Point]) -> list[dict]:
+    """A row for each point, the best validation ELBO first, points that failed or wait last."""
+    rows = []
+    for point in points:
+        results, valid = finished(point) or {}, best_valid(point.folder)
+        status = "done" if results else "failed" if failure(point) else "waiting"
+        test = results.get("test", {})
+        figures = (valid.get("epoch"), valid.get("elbo"), test.get("elbo"), test.get("log_likelihood"))
+        named = dict(zip(FIGURES, (*figures, results.get("seconds")), strict=True))
+        rows.append({**point.values, "status": status, **named, "folder": str(point.folder)})
+    return sorted(rows, key=lambda row: (STATUSES.index(row["status"]), -(row["valid_elbo"] or -float("inf"))))
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or "-"
+    return f"{value:.0f}" if name in ("best_epoch", "seconds") else f"{value:.2f}"
+
+
+def as_text(rows: Sequence[dict]) -> str:
+    """Aligned columns."""
+    columns = []
+    for name in rows[0]:
+        header = name.replace("_", " ") if name in FIGURES else name
+        cells = [header, *(_cell(name, row[name]) for row in rows)]
+        width = max(map(len, cells))
+        columns.append([cell.rjust(width) if name in FIGURES else cell.ljust(width) for cell in cells])
+    return "".join("  ".join(line).rstrip() + "\n" for line in zip(*columns, strict=True))
+
+
+def as_csv(rows: Sequence[dict]) -> str:
+    """All digits; what is not there is empty."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def write(path: Path, text: str) -> None:
+    """So that the file is either the old one or the new one, whole, though jobs on several nodes write it."""
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def write_summary(points: Sequence[Point]) -> str:
+    """sweep.txt, with what failed below the table, and sweep.csv; returns the text."""
+    rows, workdir = summary(points), points[0].folder.parent
+    failed = [f"failed  {point.folder.name}  {failure(point)}  ({point.log})\n" for point in points if failure(point)]
+    text = as_text(rows) + "".join(failed)
+    write(workdir / "sweep.txt", text)
+    write(workdir / "sweep.csv", as_csv(rows))
+    return text
+
+
+def devices(visible: str, worker: int, workers: int) -> str:
+    """A worker's part of CUDA_VISIBLE_DEVICES: neighbours in the list. Where they are too few, workers share them."""
+    names = visible.split(",")
+    if workers > len(names):
+        return names[worker % len(names)]
+    return ",".join(names[worker * len(names) // workers : (worker + 1) * len(names) // workers])
+
+
+def start(point: Point, words: Sequence[str], *, worker: int = 0, workers: int = 1) -> subprocess.Popen:
+    """The point's process. Its output goes to the end of its log."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}  # else what was printed before an error may come after it
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        environment["CUDA_VISIBLE_DEVICES"] = devices(visible, worker, workers)
+    command = child_command(words, point)
+    guarded = [sys.executable, "-I", "-c", GUARD, str(os.getpid()), *command]
+    point.folder.mkdir(parents=True, exist_ok=True)
+    with open(point.log, "a") as log:
+        print(f"$ {shlex.join(command)}", file=log, flush=True)
+        return subprocess.Popen(
+            guarded, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def finish(points: Sequence[Point], point: Point, code: int) -> None:
+    """After the end of a point's process: its log says how it failed, the table has it."""
+    if not finished(point):
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        with open(point.log, "a") as log:
+            print(f"\n{END}{how}", file=log)
+    write_summary(points)
+
+
+def stop(processes: Sequence[subprocess.Popen]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait()
+
+
+def run_local(points: Sequence[Point], words: Sequence[str], workers: int) -> None:
+    """The unfinished points, so many at a time. One that fails does not keep the others from running."""
+    todo = collections.deque(point for point in points if not finished(point))
+    print(f"points: {len(points)}, finished before: {len(points) - len(todo)}, at a time: {workers}", flush=True)
+    free, running, seconds = list(range(workers)), {}, []
+    try:
+        while todo or running:
+            while todo and free:
+                point, worker = todo.popleft(), free.pop(0)
+                print(f"started  {point.folder.name}  ({point.log})", flush=True)
+                running[start(point, words, worker=worker, workers=workers)] = (point, worker, time.monotonic())
+            time.sleep(POLL_SECONDS)
+            for process in [process for process in running if process.poll() is not None]:
+                point, worker, began = running.pop(process)
+                free.append(worker)
+                finish(points, point, process.returncode)
+                if reason := failure(point):
+                    outcome = f"failed   {point.folder.name}  {reason}"
+                else:
+                    seconds.append(time.monotonic() - began)
+                    elbo = _cell("valid_elbo", best_valid(point.folder).get("elbo"))
+                    outcome = f"done     {point.folder.name}  valid elbo {elbo}"
+                left = len(todo) + len(running)
+                about = f", about {clock(left / workers * sum(seconds) / len(seconds))}" if seconds and left else ""
+                print(f"{outcome}  ({point.log}); {left} left{about}", flush=True)
+    finally:
+        stop(list(running))
+
+
+@contextlib.contextmanager
+def lock(folder: Path, option: str, what: str) -> Iterator[None]:
+    """One sweep, or what else it is, at a time in a folder; the system takes the lock back when a process ends."""
+    make_writable(folder, option)
+    with open(folder / f".{what}.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{option}={folder}: another {what} is going on in this folder") from error
+        yield
+
+
+def main(
+    config: Any, workdir: Path, argv: Sequence[str], text: str, *, workers: int, executor: str, slurm: str
+) -> None:
+    """Check the whole grid, run what of it is unfinished, print the table; an OSError at the end if a point failed."""
+    if slurm and executor != "slurm":
+        raise UserError(f"--sweep_slurm goes with --sweep_executor=slurm, not with {executor}")
+    grid = parse(text)
+    points, words = make_points(config, grid, workdir), common_words(argv, grid)
+    with lock(workdir, "--workdir", "sweep"):
+        if executor == "slurm":
+            from exvae.sweeps.slurm import run as run_slurm  # which knows of sweeps
+
+            run_slurm(points, words, workers, slurm, (config, grid, workdir))
+        else:
+            run_local(points, words, workers)
+        print(write_summary(points), end="")
+    failed = sum(map(bool, map(failure, points)))
+    if failed and executor == "local":
+        raise ChildProcessError(f"{failed} of {len(points)} points failed; the same command tries them again")

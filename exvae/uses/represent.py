@@ -1,0 +1,207 @@
+"""What the latent means are good for: classification, pictures of the space, and which exemplars explain an image."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt8
+
+from exvae import data
+from exvae.data.batches import map_batches, padded_batches
+from exvae.distributions import LOG_2PI, to_unit
+from exvae.encoding import encode
+from exvae.errors import UserError
+from exvae.evaluation.evaluate import active_units
+from exvae.evaluation.pixels import nearest_distance
+from exvae.priors import PRIORS
+from exvae.priors.parzen import exemplar_log_prob
+from exvae.retrieval import exact
+from exvae.runs import figures, metrics, outputs
+from exvae.uses import generate
+
+if TYPE_CHECKING:
+    from exvae.run import Run
+
+BATCH = 500  # images searched for at a time
+KS = (3, 5, 7, 9, 11, 13, 15)
+EXPLAINED = 8  # images in the figure of explanations, if the command does not name them
+GATHERED = 2**22  # latent means (times their dimensions) of neighbours in memory at a time
+
+
+@functools.partial(jax.jit, static_argnames="k")
+def _nearest(queries: Float[Array, "B D"], table: Float[Array, "N D"], k: int) -> Int[Array, "B K"]:
+    return exact.best_of(*exact.nearest_of(queries, table, jnp.arange(len(table)), k), k)
+
+
+@functools.partial(jax.jit, static_argnames="ks")
+def vote(labels: Int[Array, "B K"], ks: tuple[int, ...]) -> Int[Array, "k B"]:
+    """The most frequent of the first k labels, for every k; the smallest of those that are equally frequent."""
+    same = labels[:, :, None] == labels[:, None, :]  # (B, K, K)
+    winners = []
+    for k in ks:
+        counts = jnp.sum(same[:, :k, :k], axis=-1)  # how often each neighbour's label occurs
+        most = counts == jnp.max(counts, axis=-1, keepdims=True)
+        winners.append(jnp.min(jnp.where(most, labels[:, :k], jnp.iinfo(jnp.int32).max), axis=-1))
+    return jnp.stack(winners)
+
+
+def knn_errors(
+    known: Float[np.ndarray, "N D"],
+    known_labels: Int[np.ndarray, " N"],
+    queries: Float[np.ndarray, "n D"],
+    labels: Int[np.ndarray, " n"],
+    ks: tuple[int, ...] = KS,
+) -> dict[int, float]:
+    """Fraction of queries that the majority of their k nearest known points gets wrong. Streamed over both."""
+    ks = tuple(k for k in ks if k <= len(known))
+    if not ks:
+        raise UserError(f"kNN classification needs at least {KS[0]} known images, not {len(known)}")
+    table, wrong = jnp.asarray(known), np.zeros(len(ks))
+    for start, batch in padded_batches(queries, BATCH):
+        found = vote(jnp.asarray(known_labels)[_nearest(batch, table, max(ks))], ks)
+        truth = labels[start : start + BATCH]
+        wrong += np.sum(np.asarray(found)[:, : len(truth)] != truth, axis=1)
+    return {k: float(count / len(queries)) for k, count in zip(ks, wrong, strict=True)}
+
+
+def classify(means: dict[str, np.ndarray], dataset: data.Dataset) -> dict:
+    """kNN errors: train against valid, which choose k, then train+valid against test, as in the paper's Table 4."""
+    labels = {name: part.labels for name, part in vars(dataset).items()}
+    if any(part is None for part in labels.values()):
+        raise UserError("kNN classification needs labels, and these images have none")
+    valid = knn_errors(means["train"], labels["train"], means["valid"], labels["valid"])
+    both = [np.concatenate([parts["train"], parts["valid"]]) for parts in (means, labels)]
+    test = knn_errors(*both, means["test"], labels["test"])
+    best = min(valid, key=valid.get)
+    return {"valid": valid, "test": test, "k": best, "error": test[best]}
+
+
+class Explanation(NamedTuple):
+    """The exemplars nearest to an image's code, and how much of p(z|X) comes from each."""
+
+    index: Int[np.ndarray, "n K"]
+    responsibility: Float[np.ndarray, "n K"]  # r(z|x_n) / sum_m r(z|x_m) at z = mu(x), over all exemplars m
+
+
+@functools.partial(jax.jit, static_argnames="k")
+def _explain(z: Float[Array, "B D"], means: Float[Array, "N D"], log_var: Float[Array, ""], k: int) -> Explanation:
+    index = _nearest(z, means, k)
+    squares = jnp.sum(jnp.square(z[:, None] - means[index]), axis=-1)  # (B, K)
+    constant = 0.5 * z.shape[1] * (LOG_2PI + log_var)
+    log_sum = exemplar_log_prob(z, means, log_var, count=1.0)  # log sum_m r(z|x_m)
+    return Explanation(index, jnp.exp(-0.5 * squares * jnp.exp(-log_var) - constant - log_sum[:, None]))
+
+
+def explain(run: Run, images: UInt8[np.ndarray, "n H W C"], k: int) -> Explanation:
+    """The k exemplars with the largest responsibilities for each image, largest first."""
+    if not PRIORS[run.config.prior.name].USES_EXEMPLARS:
+        raise UserError(f"the {run.config.prior.name} prior has no exemplars to explain an image with")
+    if not 1 <= k <= len(run.exemplars):
+        raise UserError(f"k={k} must lie in 1..{len(run.exemplars)} (the exemplars)")
+    means = jnp.asarray(run.means)
+    size = int(np.clip(GATHERED // (k * means.shape[1]), 1, BATCH))
+    z = encode(run.mesh, run.model, run.params, images).mean
+    return map_batches(lambda _, batch: _explain(batch, means, run.params["prior"]["log_var"], k), z, size)
+
+
+def memorisation(key: Array, run: Run, count: int) -> dict[str, Float[np.ndarray, " n"]]:
+    """Distances in pixel space to the nearest training image: of samples, and of images to compare them with.
+
+    A decoder's mean is smoother than a real image and so nearer to everything: samples compare with reconstructions.
+    Those of training images show what a model would draw that copies.
+    """
+    key_samples, *keys = jax.random.split(key, 3)
+    train, test = (
+        images[generate.pick(key, np.arange(len(images)), count)]
+        for key, images in zip(keys, (run.grey.train.images, run.grey.test.images), strict=True)
+    )
+    pictures = {
+        "samples": generate.sample(key_samples, run, count).images,
+        "held-out images, reconstructed": generate.reconstruct(run, test),
+        "training images, reconstructed": generate.reconstruct(run, train),
+        "held-out images": to_unit(test),
+    }
+    table = jnp.asarray(run.grey.train.images)
+    return {name: nearest_distance(images, table) for name, images in pictures.items()}
+
+
+def main(run: Run, out: str = "") -> None:
+    """The task `represent`: kNN errors, t-SNE, active units, explanations, memorisation; latent means as npz."""
+    options = run.config.represent
+    folder = run.workdir / "figures"
+    num_test = len(run.grey.test)
+    explained = np.unique(np.linspace(0, num_test - 1, EXPLAINED, dtype=int))
+    if options.explain:
+        explained = np.asarray(options.explain)
+    if max(explained) >= num_test:
+        raise UserError(f"config.represent.explain: there is no test image {max(explained)}, only 0..{num_test - 1}")
+    parts = vars(run.grey)
+    means = {name: encode(run.mesh, run.model, run.params, part.images).mean for name, part in parts.items()}
+    binary = encode(run.mesh, run.model, run.params, run.dataset.test.images).mean  # as --task=evaluate counts them
+    results = {"active_units": active_units(binary), "latent_dim": run.model.latent_dim}
+    print(f"active units {results['active_units']} of {results['latent_dim']}", flush=True)
+
+    try:
+        results["knn"] = knn = classify(means, run.grey)
+        errors = "  ".join(f"k={k} {100 * error:.2f} %" for k, error in knn["test"].items())
+        print(
+            f"kNN test error  {errors}\n{100 * knn['error']:.2f} % with k={knn['k']}, the best on validation",
+            flush=True,
+        )
+    except UserError as error:
+        print(f"{error}: left out")
+
+    distances = memorisation(jax.random.key(run.config.seed), run, options.memorisation_images)
+    results["memorisation"] = {name: float(np.median(values)) for name, values in distances.items()}
+    figures.save_histograms(folder / "memorisation.png", distances, "distance to the nearest training image")
+    medians = "  ".join(f"{name} {value:.2f}" for name, value in results["memorisation"].items())
+    print(f"median distance to the nearest training image: {medians}", flush=True)
+
+    if PRIORS[run.config.prior.name].USES_EXEMPLARS:
+        results["explanations"] = save_explanations(run, explained, folder / "explanations.png")
+    metrics.write_json(run.workdir / "represent.json", results)
+    labels = {f"{name}_labels": part.labels for name, part in parts.items() if part.labels is not None}
+    outputs.save(out or str(run.workdir / "latents.npz"), {}, means | labels)
+    if options.tsne_images:
+        some = generate.pick(jax.random.key(run.config.seed), np.arange(num_test), options.tsne_images)
+        labels = run.grey.test.labels
+        save_tsne(means["test"][some], None if labels is None else labels[some], folder / "tsne.png")
+    print(f"figures  {folder}/*.png\nnumbers  {run.workdir}/represent.json")
+
+
+def save_explanations(run: Run, index: Int[np.ndarray, " n"], path: Path) -> list[dict]:
+    """Rows of a test image, its reconstruction and the exemplars that explain it, with their responsibilities."""
+    images = run.grey.test.images[index]
+    found = explain(run, images, min(10, len(run.exemplars)))
+    sources = to_unit(run.exemplars.images[found.index])  # (n, 10, H, W, C)
+    rows = np.concatenate([to_unit(images)[:, None], generate.reconstruct(run, images)[:, None], sources], axis=1)
+    captions = [
+        caption
+        for number, weights in zip(index, found.responsibility, strict=True)
+        for caption in (f"test {number}", "rec.", *(f"{value:.3f}" for value in weights))
+    ]
+    marked = np.tile(np.arange(rows.shape[1]) == 0, len(rows))
+    figures.save_captioned(path, rows.reshape(-1, *images.shape[1:]), captions, columns=rows.shape[1], marked=marked)
+    return [
+        {"image": int(number), "exemplars": near.tolist(), "responsibilities": np.round(weights, 6).tolist()}
+        for number, near, weights in zip(index, *found, strict=True)
+    ]
+
+
+def save_tsne(means: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"] | None, path: Path) -> None:
+    """The latent means in the plane, as scikit-learn's t-SNE lays them out by default."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin make it many times slower on busy cores
+    from sklearn.manifold import TSNE
+
+    if len(means) < 2:
+        return
+    print(f"t-SNE of {len(means)} test images ...", flush=True)
+    start = "pca" if min(means.shape) > 1 else "random"
+    points = TSNE(perplexity=min(30.0, (len(means) - 1) / 3), init=start, random_state=0).fit_transform(means)
+    figures.save_scatter(path, points, labels)

@@ -1,0 +1,114 @@
+"""Means in blocks = means at once, value and gradient, whatever is kept for the backward pass."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from exvae import encoding, models
+from exvae.config import get_config
+from exvae.retrieval import NOBODY
+
+QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+BLOCK = 64
+LIMITS = {"nothing": 0, "some": 30_000, "all": float("inf")}  # a block of the small model below keeps 12,288 bytes
+
+
+@pytest.fixture(scope="module")
+def parts():
+    config = get_config().model
+    config.latent_dim, config.hidden_dim = 3, 16
+    model = models.build(config, (4, 5, 1))
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
+    params = jax.tree.map(lambda s: rng.normal(scale=s.shape[0] ** -0.5, size=s.shape).astype(np.float32), shapes)
+    images = rng.integers(0, 256, (40, 4, 5, 1), dtype=np.uint8)
+    return model, params, jnp.asarray(images)
+
+
+def direct(model, params, images, index, pull):
+    """All means at once, by indexing on the host, and the gradient of <means, pull>."""
+    x = np.asarray(images)[index].astype(np.float32) / 255
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    def run(params):
+        means, back = jax.vjp(lambda p: model.apply({"params": p}, x, method="encode").mean, params)
+        return means, back(pull)[0]
+
+    return run(params)
+
+
+@pytest.mark.parametrize(
+    "size, limit",
+    [(BLOCK - 1, "all"), (BLOCK, "nothing"), (BLOCK + 1, "all"), (2 * BLOCK, "nothing")]
+    + [(4 * BLOCK + 3, limit) for limit in LIMITS],
+)
+def test_encode_means_equals_encoding_at_once(monkeypatch, parts, size, limit):
+    monkeypatch.setattr(encoding, "BLOCK", BLOCK)
+    model, params, images = parts
+    rng = np.random.default_rng(size)
+    index = rng.integers(0, 40, size)  # some of them twice
+    pull = rng.normal(size=(size, 3)).astype(np.float32)
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    def run(params, index):
+        means, back = jax.vjp(
+            lambda p: encoding.encode_means(model, {"model": p}, images, index, activation_bytes=LIMITS[limit]), params
+        )
+        return means, back(pull)[0]
+
+    (means, grads), (want, wanted) = run(params, index), direct(model, params, images, index, pull)
+    assert means.shape == (size, 3)
+    np.testing.assert_allclose(means, want, rtol=1e-5, atol=1e-5)
+    for got, expected in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max() + 1e-6)
+
+
+@pytest.mark.parametrize("architecture, num_images", [("vae", 20_000), ("hvae", 100)])
+def test_encode_means_keeps_the_blocks_that_fit(architecture, num_images):
+    config = get_config().model
+    config.architecture = architecture
+    model = models.build(config, (28, 28, 1))
+    params = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
+    images = jax.ShapeDtypeStruct((num_images, 28, 28, 1), jnp.uint8)
+    index = jax.ShapeDtypeStruct((5 * encoding.BLOCK,), jnp.int32)
+    block = encoding.BLOCK * 4 * 300 * 4  # two gated layers of 300, two products each, float32
+
+    def kept(limit):
+        """Bytes that the forward pass leaves for the backward pass."""
+
+        def forward(params, images, index):
+            return jax.vjp(
+                lambda p: encoding.encode_means(model, {"model": p}, images, index, activation_bytes=limit), params
+            )
+
+        _, back = jax.eval_shape(forward, params, images, index)
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(back))
+
+    nothing, first_layer = kept(0), 2 * 784 * 300 * 4  # recomputing needs the first kernels, the products' gradient not
+    assert kept(float("inf")) - nothing >= 5 * block - first_layer
+    for blocks in (1, 3):
+        limit = (blocks + 0.5) * block
+        assert (blocks - 0.5) * block <= kept(limit) - nothing <= limit
+
+
+def test_encode_means_of_an_empty_slot_is_finite(monkeypatch, parts):
+    # Its exemplar is never seen, but NaN * 0 would be.
+    monkeypatch.setattr(encoding, "BLOCK", BLOCK)
+    model, params, images = parts
+    index = jnp.full(BLOCK + 3, NOBODY).at[1].set(2)
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    def run(params):
+        means, back = jax.vjp(lambda p: encoding.encode_means(model, {"model": p}, images, index), params)
+        return means, back(jnp.zeros_like(means).at[1].set(1.0))[0]
+
+    means, grads = run(params)
+    assert np.all(np.isfinite(means))
+    pull = np.ones((1, 3), np.float32)
+    want, wanted = direct(model, params, images, np.array([2]), pull)
+    np.testing.assert_allclose(means[1:2], want, rtol=1e-5, atol=1e-5)
+    for got, expected in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
