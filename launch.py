@@ -15,8 +15,8 @@ from ml_collections import config_flags
 from exvae import config as configs
 from exvae.errors import UserError
 from exvae.evaluation import evaluate, pixels
-from exvae.run import open_run
 from exvae.runs import outputs
+from exvae.runs.trained import open_run
 from exvae.scale import processes, sharding
 from exvae.sweeps import sweep
 from exvae.training import loop

@@ -17,8 +17,7 @@ from absl import app
 from benchmarks.flops import step_gflop
 from experiments import celeba
 from exvae import config as configs
-from exvae import models
-from exvae.training import step
+from exvae import models, state
 
 TFLOPS = 100  # of an accelerator, float32 or what it does instead
 FLOAT = 4  # bytes
@@ -50,7 +49,7 @@ def estimate(case: Case, search: str) -> dict[str, float]:
     """Per device and step; gigabytes and gigaflops."""
     config = make_config(case, search)
     model = models.build(config.model, (64, 64, 3))
-    params = jax.eval_shape(lambda: step.init_params(config, model))
+    params = jax.eval_shape(lambda: state.init_params(config, model))
     num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     batch, dim, d = config.train.batch_size, config.model.latent_dim, case.devices
     slots = batch * config.retrieval.num_neighbours

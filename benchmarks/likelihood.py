@@ -24,11 +24,10 @@ from absl import app, flags
 
 from benchmarks.flops import image_gflop, square_product
 from exvae import config as configs
-from exvae import models, run
+from exvae import keys, models, run, state
 from exvae.evaluation import evaluate, likelihood
 from exvae.priors import exemplar
 from exvae.scale import sharding
-from exvae.training import step
 
 EXEMPLARS = flags.DEFINE_list("exemplars", ["10000", "50000", "100000", "1000000"], "N, numbers of synthetic means")
 SAMPLES = flags.DEFINE_list("samples", ["500", "5000"], "S, importance samples")
@@ -69,8 +68,8 @@ def synthetic() -> list[dict]:
             config = configs.get_config()
             config.eval.iwae_samples, config.model.architecture = samples, ARCHITECTURE.value
             model = models.build(config.model, (28, 28, 1))
-            params = jax.jit(lambda c=config, m=model: step.init_params(c, m))()
-            args = (params, exemplar.components(model, params, means), jax.random.key(0), image, jnp.arange(1))
+            params = jax.jit(lambda c=config, m=model: state.init_params(c, m))()
+            args = (params, exemplar.components(params["prior"], None, means), jax.random.key(0), image, jnp.arange(1))
             variants = {}
             for method, candidates in (("exact", num_exemplars), ("pruned", config.eval.candidates)):
                 scorer = likelihood.make_scorer(config, model, mesh, candidates=candidates).lower(*args).compile()
@@ -117,13 +116,13 @@ def trained(workdir: Path) -> dict:
     """Exact against pruned on test images of a run."""
     here = run.load(workdir, data_dir=DATA_DIR.value)
     config, images = here.config, here.dataset.test.images
-    components = exemplar.components(here.model, here.params, jnp.asarray(here.means))
+    components = exemplar.components(here.params["prior"], None, jnp.asarray(here.means))
     scorers = {
         method: likelihood.make_scorer(config, here.model, here.mesh, candidates=candidates)
         for method, candidates in (("exact", None), ("pruned", config.eval.candidates))
     }
     order = evaluate.subset(config.seed, len(images), IMAGES.value)
-    key = step.stream(here.key, step.LIKELIHOOD)
+    key = keys.stream(here.key, keys.LIKELIHOOD)
     times, scores = {method: [] for method in scorers}, {method: [] for method in scorers}
     rate = product_rate()
     rates = []

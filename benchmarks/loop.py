@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from exvae import models
 from exvae.data.store import Store
-from exvae.priors.types import Batch
+from exvae.objectives import Batch
 from exvae.scale import sharding
+from exvae.state import init_state
 from exvae.training import feed, optim, step
 
 
 class Loop:
     """State, compiled step and the host's part."""
 
-    def __init__(self, config: Any, store: Store, table: np.ndarray | None, params: dict | None = None):
+    def __init__(self, config: ConfigDict, store: Store, table: np.ndarray | None, params: dict | None = None):
         """
         Args:
           table: the latent means; None: none are needed.
@@ -27,14 +27,14 @@ class Loop:
         model = models.build(config.model, store.image_shape)
         optimizer = optim.optimizer(config, 1000)
         self._rng, self._number, self._choose = np.random.default_rng(0), 0, (len(store), config.train.batch_size)
-        state = jax.jit(lambda: step.init_state(config, model, optimizer))()
+        state = jax.jit(lambda: init_state(config, model, optimizer))()
         state = state.replace(params=params or state.params)
         if table is not None:
-            indexed = (np.array(table), np.array(table)) if feed.uses_scann(config) else None
+            indexed = (np.array(table), np.array(table)) if feed.uses_index(config) else None
             state = state.replace(table=np.array(table), indexed=indexed)
         self.state = sharding.replicate(mesh, state)
         self._feeder = feed.Feeder(config, model, mesh, store, self.state)
-        train_step = step.make_train_step(config, model, mesh, optimizer, 500)
+        train_step = step.make_train_step(config, model, mesh, optimizer, num_train=len(store), steps_per_epoch=500)
         self._step = train_step.lower(self.state, self._batch()).compile()
         self.memory = self._step.memory_analysis()
         self.run()

@@ -30,6 +30,7 @@ from exvae.data.sources import glyphs
 from exvae.data.store import Store
 from exvae.encoding import make_encode_all
 from exvae.retrieval import scann
+from exvae.retrieval.index import in_background, recall
 from exvae.runs.figures import save_panels
 from exvae.scale import sharding
 
@@ -102,7 +103,7 @@ def make_variant(store: Store, table: np.ndarray, params: dict, search: str) -> 
         began = time.perf_counter()
         index = scann.ScannIndex(table, scann.choose_shape(config, len(store)))
         variant.build_seconds = time.perf_counter() - began
-        variant.recall = index.recall(config.retrieval.num_neighbours)
+        variant.recall = recall(index, table, config.retrieval.num_neighbours)
     return variant
 
 
@@ -115,7 +116,7 @@ def overlap(variant: Variant, table: np.ndarray, rounds: int) -> dict:
         variant.loop.run(STEPS.value)
         alone.append((time.perf_counter() - began) / STEPS.value)
         first = time.perf_counter()
-        build = scann.in_background(scann.ScannIndex, table, shape)
+        build = in_background(scann.ScannIndex, table, shape)
         while not build.done():
             began = time.perf_counter()
             variant.loop.run(2)

@@ -93,7 +93,7 @@ def step_variant(config: Any, store: Store) -> Variant:
     table, build_seconds = None, 0.0
     if feed.uses_table(config):
         table = np.random.default_rng(0).normal(size=(len(store), config.model.latent_dim)).astype(np.float32)
-    if feed.uses_scann(config):
+    if feed.uses_index(config):
         began = time.perf_counter()
         scann.ScannIndex(table, scann.choose_shape(config, len(store)))
         build_seconds = (time.perf_counter() - began) / config.retrieval.rebuild_steps  # its share in every step

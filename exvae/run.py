@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
-from flax import linen as nn
-from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Shaped
 
 from exvae import config as configs
-from exvae import data, models
+from exvae import data
 from exvae.data import splits
 from exvae.data.sources.npz import to_labels, to_uint8
 from exvae.distributions import Normal
 from exvae.encoding import encode
 from exvae.errors import UserError
 from exvae.evaluation import evaluate
-from exvae.runs import metrics
-from exvae.runs.checkpoint import Checkpoints
-from exvae.runs.records import fingerprint
-from exvae.scale import sharding
-from exvae.training import step
+from exvae.runs import folder
+from exvae.runs.trained import TrainedModel, open_trained
 from exvae.uses import augment, generate, represent
 
 Images = Shaped[np.ndarray, "n H W C"]  # as a user has them: bytes, booleans or floats in 0..1; channels may be missing
@@ -34,35 +26,11 @@ Pictures = Float[np.ndarray, "n H W C"]  # float32 in 0..1
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """The parameters with the best validation ELBO, what they were trained on, and the exemplars of the prior.
+class Run(TrainedModel):
+    """A trained model with all that it can be used for.
 
-    Methods take images as bytes, booleans or floats in 0..1. Whatever is random is a function of the key.
+    Methods take images as bytes, booleans or floats in 0..1. Everything random is a function of the key.
     """
-
-    config: Any
-    workdir: Path
-    grey: data.Dataset  # no part of it binarized
-    mesh: Mesh
-    model: nn.Module
-    params: dict
-    step: int  # at which the parameters were the best
-    exemplars: data.Split  # of the prior, and what generation starts from
-
-    @property
-    def key(self) -> Array:
-        """Of everything that is drawn after initialisation."""
-        return step.split_seed(self.config.seed)[2]
-
-    @functools.cached_property
-    def means(self) -> Float[np.ndarray, "N D"]:
-        """mu(x_n) of the exemplars."""
-        return encode(self.mesh, self.model, self.params, self.exemplars.images).mean
-
-    @functools.cached_property
-    def dataset(self) -> data.Dataset:
-        """The data as training and evaluation see them: for a Bernoulli model valid and test are binarized."""
-        return splits.as_modelled(self.grey, self.config.model.likelihood)
 
     def with_exemplars(self, images: Images, labels: Int[np.ndarray, " n"] | None = None) -> Run:
         """The same model with other exemplars, as many as there are: p(z|X) is over them. Nothing is trained."""
@@ -107,7 +75,7 @@ class Run:
         self, key: Array, images: Images, labels: Shaped[np.ndarray, " n"], batch_size: int = 100, real: float = 0.4
     ) -> Iterator[tuple[Pictures, Shaped[np.ndarray, " B"]]]:
         """Batches (x, y) without end for any training loop: an image is itself with probability `real`, else new."""
-        return augment.batches(key, self, self._bytes(images), np.asarray(labels), batch_size, real)
+        return augment.batches(key, self, self._bytes(images), np.asarray(labels), size=batch_size, real=real)
 
     def encode(self, images: Images) -> Normal:
         """q(z|x) of the top latent: `.mean` is the representation, `.log_var` its uncertainty."""
@@ -157,37 +125,9 @@ def _at_least(name: str, value: float, low: int) -> None:
         raise UserError(f"{name}={value} must be {'a whole number, ' if low > 0 else ''}at least {low}")
 
 
-def open_run(command: Any, workdir: Path) -> Run:
-    """The run in `workdir`, with the tasks' options and `data.dir` as the command line has them."""
-    return _open(configs.of_run(command, metrics.read_config(workdir), workdir), workdir)
-
-
 def load(workdir: str | Path, *, data_dir: str = "") -> Run:
-    """The trained model in a run's folder; `data_dir` where its data have moved since."""
+    """The trained model in a run's folder. `data_dir`: where its data are, if they have moved since."""
     workdir = Path(workdir)
-    config = configs.stored(metrics.read_config(workdir), workdir)
+    config = configs.stored(folder.read_config(workdir), workdir)
     config.data.dir = data_dir or config.data.dir
-    return _open(config, workdir)
-
-
-def _open(config: Any, workdir: Path) -> Run:
-    configs.validate(config)
-    if not (workdir / "checkpoints" / "best").is_dir():
-        raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
-    grey = data.load(config.data, binarize=False)
-    mesh = sharding.make_mesh()
-    model = models.build(config.model, grey.train.images.shape[1:])
-    like = sharding.shapes(mesh, jax.eval_shape(lambda: step.init_params(config, model)))
-    checkpoints = Checkpoints(workdir)
-    try:
-        best = checkpoints.restore_best(like)
-    finally:
-        checkpoints.close()
-    if best is None:
-        raise UserError(f"--workdir={workdir} holds no checkpoint: train for at least one epoch first")
-    best_step, params, meta = best
-    checksum = fingerprint(grey.train.images)
-    if meta.get("images", checksum) != checksum:
-        raise UserError(f"--workdir={workdir} holds a run on other training images than config.data.dir has")
-    exemplars = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib)
-    return Run(config, workdir, grey, mesh, model, params, best_step, exemplars)
+    return open_trained(Run, config, workdir)

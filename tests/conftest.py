@@ -20,8 +20,8 @@ from exvae import data, models, once
 from exvae.models import celeba, convhvae, pixelsnail
 from exvae.run import Run
 from exvae.scale import sharding
+from exvae.state import init_params
 from exvae.training import loop
-from exvae.training.step import init_params
 
 # Compiled functions are kept between test runs, and between a test and the processes that it starts.
 CACHE = os.path.join(os.path.dirname(__file__), "..", ".jax_cache")

@@ -1,5 +1,7 @@
 """The ELBO as evaluation has it, against quadrature over the latent plane."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from scipy import special
 from exvae import objectives
 from exvae.distributions import to_unit
 from exvae.priors import PRIORS, vamp
-from tests.test_objectives import DIM, SHAPE, N, World, make_config
+from tests.test_objectives import DIM, SHAPE, N, World
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,6 @@ def log_mixture(z, mean, log_var):
 @pytest.mark.parametrize("prior", ["exemplar", "gaussian", "vamp"])
 def test_elbo_is_below_the_log_likelihood(world, prior):
     samples, num_images = 4000, 4
-    config = make_config(prior=prior)
     rng = np.random.default_rng(5)
     images = (255 * rng.integers(0, 2, (num_images, *SHAPE))).astype(np.uint8)
     grid, area = quadrature(241, 18.0)
@@ -54,12 +55,17 @@ def test_elbo_is_below_the_log_likelihood(world, prior):
     assert np.exp(log_pz).sum() * area == pytest.approx(1.0, abs=1e-3)
 
     means = jnp.asarray(world.means, jnp.float32) if prior == "exemplar" else None
-    parts = PRIORS[prior].components(world.model, world.params, means)
-    run = jax.jit(
-        jax.vmap(
-            lambda key: objectives.evaluation_elbo(key, config, world.model, None, world.params, images, parts).elbo
-        )
+    encode = objectives.encoder(world.model, world.params)
+    parts = PRIORS[prior].components(world.params["prior"], encode, means)
+    elbo = functools.partial(
+        objectives.evaluation_elbo,
+        model=world.model,
+        params=world.params,
+        images=images,
+        components=parts,
+        prior=PRIORS[prior],
     )
+    run = jax.jit(jax.vmap(lambda key: elbo(key).elbo))
     drawn = np.asarray(run(jax.random.split(jax.random.key(7), samples)), np.float64)  # (samples, images)
     for b in range(num_images):
         signs = np.where(images[b].ravel() == 255, 1.0, -1.0)
@@ -81,6 +87,7 @@ def test_elbo_is_below_the_log_likelihood(world, prior):
 def test_pseudo_inputs_are_encoded_as_images_in_the_unit_interval(world):
     pseudo = np.asarray(world.params["prior"]["pseudo_inputs"])
     assert pseudo.min() < 0 and pseudo.max() > 1
-    got = jax.jit(lambda params: vamp.pseudo_posteriors(world.model, params))(world.params)
+    encode = objectives.encoder(world.model, world.params)
+    got = jax.jit(lambda params: vamp.pseudo_posteriors(params, encode))(world.params["prior"])
     want = world.encode(np.minimum(np.maximum(pseudo, 0), 1))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

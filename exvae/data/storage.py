@@ -16,6 +16,7 @@ from typing import TextIO
 
 import numpy as np
 
+from exvae import files
 from exvae.data.types import Source, Split, Undecoded
 from exvae.errors import UserError
 
@@ -111,21 +112,14 @@ def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _write(path: Path, shape: tuple[int, ...], blocks: Iterator[np.ndarray]) -> None:
-    """Written beside and renamed, so that a file of that name is whole. What a kill leaves the next run overwrites."""
-    temporary = path.with_suffix(".tmp")
-    try:
-        # Plain writes: a full disk is an error of theirs, but a crash of a process that writes to a map.
-        with open(temporary, "wb") as file:
-            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            for block in blocks:
-                file.write(np.ascontiguousarray(block))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """As plain writes: on a full disk they raise an error, while a process that writes to a map would crash."""
+    for left_by_a_kill in path.parent.glob(f".{path.name}.*.tmp"):  # nobody else writes: the caller has the lock
+        left_by_a_kill.unlink(missing_ok=True)
+    with files.replacing(path, "wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            file.write(np.ascontiguousarray(block))
 
 
 def _wait(lock: TextIO, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Figures of a trained model on held-out images: ELBO and its parts, active units, log-likelihood."""
+"""The task `evaluate`: all test figures of a trained model, kept as they come so that a killed one goes on."""
 
 from __future__ import annotations
 
@@ -7,97 +7,36 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, UInt8
+from ml_collections import ConfigDict
 
-from exvae.data.batches import map_batches
-from exvae.encoding import encode, make_encode_all
+from exvae.encoding import encode
+from exvae.evaluation.elbo import Evaluator, active_units, make_evaluator, mean_elbo
 from exvae.evaluation.likelihood import make_scorer
-from exvae.objectives import Elbo, evaluation_elbo
-from exvae.once import for_equal_configs
-from exvae.priors import PRIORS
-from exvae.runs import metrics
+from exvae.keys import LIKELIHOOD, TEST, stream
+from exvae.objectives import encoder
+from exvae.priors import Prior
+from exvae.runs import folder, progress, writer
 from exvae.runs.records import Memory, Records, fingerprint
+from exvae.runs.trained import TrainedModel
 from exvae.scale import sharding
-from exvae.training.step import LIKELIHOOD, TEST, stream
-
-if TYPE_CHECKING:
-    from exvae.run import Run
-
-BATCH = 500  # images at a time, fewer where feature maps are large
-ACTIVE_VARIANCE = 0.01  # a latent is active if its mean varies more than this (Burda et al., 2015)
 
 
-class Evaluator(NamedTuple):
-    """The compiled functions that evaluation consists of."""
-
-    mesh: Mesh
-    batch: int  # images that `elbo_batch` is given, split over the devices; a constant, because z is drawn by batch
-    encode_all: Any  # (params, store) -> latent means, split over the devices; rows beyond the images are padding
-    components: Any  # (params, latent means or None, number of exemplars) -> what the prior is made of
-    elbo_batch: Any  # (params, key, images, components) -> Elbo
-
-
-@for_equal_configs
-def make_evaluator(config: Any, model: nn.Module, mesh: Mesh) -> Evaluator:
-    batch = min(BATCH, 5 * model.block_rows)
-    exactly = jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
-
-    @jax.jit
-    @exactly
-    def components(params: dict, means: Float[Array, "R D"] | None, count: int) -> Any:
-        return PRIORS[config.prior.name].components(model, params, means, count)
-
-    @jax.jit
-    @exactly
-    def elbo_batch(params: dict, key: Array, images: UInt8[Array, "B H W C"], components: Any) -> Elbo:
-        return evaluation_elbo(key, config, model, mesh, params, images, components)
-
-    return Evaluator(mesh, batch, make_encode_all(model, mesh, 2 * batch), components, elbo_batch)
-
-
-def mean_elbo(
-    evaluator: Evaluator,
-    params: dict,
-    key: Array,
-    images: UInt8[np.ndarray, "n H W C"],
-    means: Array | None,
-    count: int,
-) -> dict[str, float]:
-    """ELBO, reconstruction and KL with one sample an image, averaged over the images.
-
-    Args:
-      means: of the `count` exemplars, or None; further rows are padding.
-    """
-    components = evaluator.components(params, means, count)  # once: those of the VampPrior pass through the encoder
-    whole = map_batches(
-        lambda start, batch: evaluator.elbo_batch(params, jax.random.fold_in(key, start), batch, components),
-        images,
-        evaluator.batch,
-        evaluator.mesh,
-    )
-    return {name: float(np.mean(value, dtype=np.float64)) for name, value in whole._asdict().items()}
-
-
-def active_units(means: Float[Array, "n D"]) -> int:
-    """Latent dimensions whose posterior mean varies over the images."""
-    return int(np.sum(np.var(np.asarray(means, np.float64), axis=0) > ACTIVE_VARIANCE))
-
-
-def main(run: Run) -> None:
+def main(run: TrainedModel) -> None:
     """The task `evaluate`: test figures of a run's best parameters, into its results.json."""
     workdir = run.workdir
     epoch = run.step // (len(run.dataset.train) // run.config.train.batch_size)
     print(f"{workdir}: {run.config.model.architecture}, {run.config.prior.name} prior, best epoch {epoch}", flush=True)
-    save = functools.partial(metrics.update_results, workdir, run.config, epoch)
+    save = functools.partial(folder.update_results, workdir, run.config, epoch)
     values = evaluate(run, make_evaluator(run.config, run.model, run.mesh), save)
     save(values)
-    metrics.append_metrics(workdir, run.step, epoch, "test", values)
+    writer.append_metrics(workdir, run.step, epoch, "test", values)
     print(f"{describe(values)}\nfigures  {workdir}/results.json")
 
 
@@ -119,12 +58,13 @@ def describe(test: dict) -> str:
     return text
 
 
-def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dict:
+def evaluate(run: TrainedModel, evaluator: Evaluator, save: Callable[[dict], Any]) -> dict:
     """The figures of results.json's `test`. `save` is given the quick ones at once if the file is not there yet."""
     config, test = run.config, run.dataset.test
     means = exemplar_means(run)
     count = 0 if means is None else len(means)
-    values = mean_elbo(evaluator, run.params, stream(run.key, TEST), test.images, means, count)
+    components = evaluator.components(run.params, means, count)
+    values = mean_elbo(stream(run.key, TEST), evaluator, run.params, test.images, components)
     values["exemplars"] = count
     values["active_units"] = active_units(encode(run.mesh, run.model, run.params, test.images).mean)
     if not (run.workdir / "results.json").exists():
@@ -138,14 +78,14 @@ def evaluate(run: Run, evaluator: Evaluator, save: Callable[[dict], Any]) -> dic
     # results.json has the last evaluation; each kind has its own summary beside its records.
     if sharding.is_main():
         summary = {"eval": config.eval.to_dict(), "test": values, "seconds": seconds}
-        metrics.write_json(records.path.with_suffix(".json"), summary)
+        folder.write_json(records.path.with_suffix(".json"), summary)
     return values
 
 
 FIGURES = ("log_likelihood", "excess", "loss", "candidates")  # of an image
 
 
-def open_records(run: Run) -> Records | Memory:
+def open_records(run: TrainedModel) -> Records | Memory:
     """What was scored so far. Only the main process has the file; the others are told what it holds."""
     records = Records(run.workdir, settings_of(run)) if sharding.is_main() else Memory()
     if jax.process_count() > 1:
@@ -159,15 +99,15 @@ def open_records(run: Run) -> Records | Memory:
     return records
 
 
-def exemplar_means(run: Run) -> Float[Array, "N D"] | None:
+def exemplar_means(run: TrainedModel) -> Float[Array, "N D"] | None:
     """mu(x_n) on every device; None where the prior has no exemplars."""
-    return sharding.replicate(run.mesh, run.means) if PRIORS[run.config.prior.name].USES_EXEMPLARS else None
+    return sharding.replicate(run.mesh, run.means) if run.prior.USES_EXEMPLARS else None
 
 
-def settings_of(run: Run) -> dict:
+def settings_of(run: TrainedModel) -> dict:
     """All that a recorded figure depends on."""
     options = run.config.eval
-    uses_exemplars = PRIORS[run.config.prior.name].USES_EXEMPLARS
+    uses_exemplars = run.prior.USES_EXEMPLARS
     settings = {
         "iwae_samples": options.iwae_samples,
         "seed": run.config.seed,
@@ -181,7 +121,9 @@ def settings_of(run: Run) -> dict:
     return settings
 
 
-def log_likelihoods(run: Run, images: UInt8[np.ndarray, "n H W C"], num_samples: int) -> Float[np.ndarray, " n"]:
+def log_likelihoods(
+    run: TrainedModel, images: UInt8[np.ndarray, "n H W C"], num_samples: int
+) -> Float[np.ndarray, " n"]:
     """log p(x) of any images, with as many candidates as the audit of each asks for."""
     config, memory = copy.deepcopy(run.config), Memory()
     config.eval.iwae_samples = num_samples
@@ -189,7 +131,7 @@ def log_likelihoods(run: Run, images: UInt8[np.ndarray, "n H W C"], num_samples:
     return np.array([memory.get(image)["log_likelihood"] for image in range(len(images))])
 
 
-def log_likelihood(run: Run, records: Records) -> dict:
+def log_likelihood(run: TrainedModel, records: Records) -> dict:
     """Log-likelihood of the test images, and what pruning has cost it."""
     config = run.config
     order = subset(config.seed, len(run.dataset.test), config.eval.num_images)
@@ -204,7 +146,7 @@ def log_likelihood(run: Run, records: Records) -> dict:
         "iwae_samples": config.eval.iwae_samples,
         "method": config.eval.method,
     }
-    if config.eval.method == "pruned" and PRIORS[config.prior.name].USES_EXEMPLARS:
+    if config.eval.method == "pruned" and run.prior.USES_EXEMPLARS:
         mean, error = float(np.mean(loss)), standard_error(loss)
         values |= {
             "loss": mean,
@@ -216,7 +158,7 @@ def log_likelihood(run: Run, records: Records) -> dict:
     return values
 
 
-def scoring_seconds(run: Run, records: Records) -> float:
+def scoring_seconds(run: TrainedModel, records: Records) -> float:
     """Spent on the log-likelihood, before kills and after; records that are older than this figure count 0."""
     order = subset(run.config.seed, len(run.dataset.test), run.config.eval.num_images)
     return sum(records.get(int(image)).get("seconds", 0.0) for image in order)
@@ -234,8 +176,8 @@ def subset(seed: int, num_test: int, num_images: int) -> Int[np.ndarray, " n"]:
 
 
 def score_images(
-    run: Run,
-    config: Any,
+    run: TrainedModel,
+    config: ConfigDict,
     images: UInt8[np.ndarray, "n H W C"],
     order: Int[np.ndarray, " m"],
     records: Records | Memory,
@@ -243,8 +185,8 @@ def score_images(
     quiet: bool = False,
 ) -> None:
     """Record every image of `order` that is not yet recorded, with as many candidates as its audit asks for."""
-    prior, means = PRIORS[config.prior.name], exemplar_means(run)
-    components = jax.jit(functools.partial(prior.components, run.model))(run.params, means)
+    means = exemplar_means(run)
+    components = _components(run.model, run.prior, run.params, means)
     num_exemplars = 0 if means is None else len(means)
     first = min(config.eval.candidates, num_exemplars) if config.eval.method == "pruned" else num_exemplars
 
@@ -263,7 +205,12 @@ def score_images(
         index = [image for image, count in waiting.items() if count == candidates]
         text = f"log-likelihood, {candidates} of {num_exemplars} exemplars" if num_exemplars else "log-likelihood"
         score = functools.partial(scorer, run.params, components, stream(run.key, LIKELIHOOD))
-        _score(run.mesh, score, images, index, candidates, records, metrics.Countdown(len(index), text, quiet=quiet))
+        _score(run.mesh, score, images, index, candidates, records, progress.Countdown(len(index), text, quiet=quiet))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _components(model: nn.Module, prior: Prior, params: dict, means: Float[Array, "N D"] | None) -> Any:
+    return prior.components(params["prior"], encoder(model, params), means)
 
 
 def _score(mesh: Mesh, score: Callable, images, order: list[int], candidates: int, records, countdown) -> None:

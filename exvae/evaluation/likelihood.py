@@ -10,6 +10,7 @@ from flax import linen as nn
 from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, UInt8
+from ml_collections import ConfigDict
 
 from exvae import models
 from exvae.distributions import to_unit
@@ -31,7 +32,7 @@ class Scores(NamedTuple):
 
 
 @for_equal_configs
-def make_scorer(config: Any, model: nn.Module, mesh: Mesh, *, candidates: int | None):
+def make_scorer(config: ConfigDict, model: nn.Module, mesh: Mesh, *, candidates: int | None):
     """The compiled function (params, components, key, images, index) -> Scores.
 
     One image per device at a time: its S samples are batch enough, and the result cannot depend on its neighbours.

@@ -24,7 +24,7 @@ from exvae.data import splits
 from exvae.data.batches import map_batches, padded_batches
 from exvae.distributions import to_unit
 from exvae.evaluation.evaluate import standard_error, subset
-from exvae.runs import metrics
+from exvae.runs import folder, writer
 
 BATCH = 500  # images at a time
 BLOCK = 2048  # exemplars at a time
@@ -136,7 +136,7 @@ def main(config: Any, workdir: Path) -> None:
     grey = data.load(config.data, binarize=False)
     exemplars = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib).images
     dataset = splits.as_modelled(grey, config.model.likelihood)
-    metrics.open_workdir(workdir, config.to_dict())
+    folder.open_workdir(workdir, config.to_dict())
     # The bandwidth is chosen around the training images alone: validation images must not be their own exemplars.
     train, exemplars = (
         jnp.asarray(splits.draw_binary(np.random.RandomState(config.seed), images) if binary else images)
@@ -155,8 +155,8 @@ def main(config: Any, workdir: Path) -> None:
     }
     if binary:
         test["bits_per_dim"] = float(-np.mean(values) / (math.prod(exemplars.shape[1:]) * math.log(2)))
-    metrics.append_metrics(workdir, 0, 0, "test", test)
-    metrics.update_results(workdir, config, 0, test, {"seconds": time.monotonic() - began})
+    writer.append_metrics(workdir, 0, 0, "test", test)
+    folder.update_results(workdir, config, 0, test, {"seconds": time.monotonic() - began})
     what = "log-likelihood" if binary else "log-density"
     error = "" if len(values) == 1 else f" ± {test['log_likelihood_error']:.3f} (standard error)"
     print(f"test {what} {test['log_likelihood']:.3f}{error}, {len(values)} images\nfigures  {workdir}/results.json")

@@ -1,14 +1,8 @@
-"""Priors of the top latent. Each is a module with the same seven names; a new one is a file and a line here.
-
-USES_EXEMPLARS     whether log p(z) is over latent means of the training images
-init               learned parameters, stored as params["prior"]
-training_log_prob  log p(z) as the training objective has it, and the latent means it computed on the way
-components         what log p(z) after training is made of; `means` are those of all exemplars, None without any
-log_prob           log p(z) from those components
-transition         q(z|x) -> the distribution of codes that start from x: r(z|x), or q(z|x) itself
-sample             codes from p(z); None where each of them starts from an exemplar
-"""
+"""Priors of the top latent (`prior.Prior`). A new one is a file, or any object with these methods, and a line here."""
 
 from exvae.priors import exemplar, gaussian, vamp
+from exvae.priors.prior import Encoder, Exemplars, Prior
 
-PRIORS = {"exemplar": exemplar, "gaussian": gaussian, "vamp": vamp}
+PRIORS: dict[str, Prior] = {"exemplar": exemplar, "gaussian": gaussian, "vamp": vamp}
+
+__all__ = ["PRIORS", "Encoder", "Exemplars", "Prior"]

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+from ml_collections import ConfigDict
 
 from exvae.distributions import Normal, log_normal
-from exvae.models import Terms
-from exvae.priors.types import Batch, Means
+from exvae.priors.prior import Encoder, Exemplars
 
 USES_EXEMPLARS = False
 
 
-def gaussian_log_prob(z: Float[Array, "B D"]) -> Float[Array, " B"]:
+def gaussian_log_prob(z: Float[Array, "S D"]) -> Float[Array, " S"]:
     """log N(z | 0, I)."""
     return log_normal(z, Normal(jnp.zeros_like(z), jnp.zeros_like(z)))
 
 
-def init(key: Array, config: Any, image_shape: tuple[int, int, int]) -> dict:
-    del key, config, image_shape
+def init(key: Array, options: ConfigDict, input_shape: tuple[int, ...]) -> dict:
+    """There is nothing to learn."""
+    del key, options, input_shape
     return {}
 
 
 def training_log_prob(
-    config: Any, model: nn.Module, mesh: Mesh, params: dict, batch: Batch, terms: Terms, table: Array | None
-) -> tuple[Float[Array, " B"], list[Means]]:
-    del config, model, mesh, params, batch, table
-    return gaussian_log_prob(terms.z), []
+    params: dict, encode: Encoder, z: Float[Array, "S D"], exemplars: Exemplars | None, mesh: Mesh
+) -> Float[Array, " S"]:
+    del params, encode, exemplars, mesh
+    return gaussian_log_prob(z)
 
 
-def components(model: nn.Module, params: dict, means: Array | None, count: int | None = None) -> None:
-    del model, params, means, count
+def components(
+    params: dict, encode: Encoder, means: Float[Array, "N D"] | None, count: int | Int[Array, ""] | None = None
+) -> None:
+    del params, encode, means, count
 
 
-def log_prob(nothing: None, z: Float[Array, "B D"], mesh: Mesh | None = None) -> Float[Array, " B"]:
-    del nothing, mesh
+def log_prob(components: None, z: Float[Array, "S D"], mesh: Mesh | None = None) -> Float[Array, " S"]:
+    del components, mesh
     return gaussian_log_prob(z)
 
 
@@ -49,6 +49,6 @@ def transition(params: dict, q: Normal) -> Normal:
     return q
 
 
-def sample(key: Array, model: nn.Module, params: dict, count: int, temperature: float) -> Float[Array, "n D"]:
-    del params
-    return temperature * jax.random.normal(key, (count, model.latent_dim))
+def sample(key: Array, components: None, shape: tuple[int, int], temperature: float) -> Float[Array, "n D"]:
+    del components
+    return temperature * jax.random.normal(key, shape)

@@ -3,64 +3,63 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+from ml_collections import ConfigDict
 
-from exvae import models
 from exvae.distributions import LOG_2PI, Normal, sample_normal
-from exvae.models import Terms
-from exvae.priors.types import Batch, Means
+from exvae.priors.prior import Encoder, Exemplars
 
 USES_EXEMPLARS = False
 
 
-def vamp_log_prob(z: Float[Array, "B D"], q: Normal) -> Float[Array, " B"]:
+def vamp_log_prob(z: Float[Array, "S D"], q: Normal) -> Float[Array, " S"]:
     """log 1/P sum_p N(z | mu_p, diag(v_p)), the VampPrior, with q the posteriors of the P pseudo-inputs.
 
-    The square is expanded, so that all (B, P) exponents are two matrix products.
+    The square is expanded, so that all (S, P) exponents are two matrix products.
     """
     product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     precision = jnp.exp(-q.log_var)  # (P, D)
-    squares = product(jnp.square(z), precision.T) - 2.0 * product(z, (q.mean * precision).T)  # (B, P)
+    squares = product(jnp.square(z), precision.T) - 2.0 * product(z, (q.mean * precision).T)  # (S, P)
     constant = jnp.sum(jnp.square(q.mean) * precision + q.log_var + LOG_2PI, axis=-1)  # (P,)
     return jax.nn.logsumexp(-0.5 * (squares + constant), axis=-1) - np.log(q.mean.shape[0])
 
 
-def init(key: Array, config: Any, image_shape: tuple[int, int, int]) -> dict:
+def init(key: Array, options: ConfigDict, input_shape: tuple[int, ...]) -> dict:
     """Pseudo-inputs ~ N(0.05, 0.01^2)."""
-    shape = (config.prior.num_pseudo_inputs, *image_shape)
-    return {"pseudo_inputs": 0.05 + 0.01 * jax.random.normal(key, shape)}
+    return {"pseudo_inputs": 0.05 + 0.01 * jax.random.normal(key, (options.num_pseudo_inputs, *input_shape))}
 
 
-def pseudo_posteriors(model: nn.Module, params: dict) -> Normal:
-    """q(z|u_p) of the pseudo-inputs, which stay in [0, 1] as images do."""
-    inputs = jnp.clip(params["prior"]["pseudo_inputs"], 0.0, 1.0)
-    return models.apply(model, params, inputs, method="encode")
+def pseudo_posteriors(params: dict, encode: Encoder) -> Normal:
+    """q(z|u_p) of the pseudo-inputs, which are kept in [0, 1] like pixels."""
+    return encode(jnp.clip(params["pseudo_inputs"], 0.0, 1.0))
 
 
 def training_log_prob(
-    config: Any, model: nn.Module, mesh: Mesh, params: dict, batch: Batch, terms: Terms, table: Array | None
-) -> tuple[Float[Array, " B"], list[Means]]:
-    del config, mesh, batch, table
-    return vamp_log_prob(terms.z, pseudo_posteriors(model, params)), []
+    params: dict, encode: Encoder, z: Float[Array, "S D"], exemplars: Exemplars | None, mesh: Mesh
+) -> Float[Array, " S"]:
+    del exemplars, mesh
+    return vamp_log_prob(z, pseudo_posteriors(params, encode))
 
 
-def components(model: nn.Module, params: dict, means: Array | None, count: int | None = None) -> Normal:
+def components(
+    params: dict, encode: Encoder, means: Float[Array, "N D"] | None, count: int | Int[Array, ""] | None = None
+) -> Normal:
+    """The posteriors of the pseudo-inputs."""
     del means, count
-    return pseudo_posteriors(model, params)
+    return pseudo_posteriors(params, encode)
 
 
-def log_prob(posteriors: Normal, z: Float[Array, "B D"], mesh: Mesh | None = None) -> Float[Array, " B"]:
+def log_prob(components: Normal, z: Float[Array, "S D"], mesh: Mesh | None = None) -> Float[Array, " S"]:
+    """Distances are taken from the mean of z: codes of one image lie close together, so the squares stay small."""
     del mesh
-    origin = jnp.mean(z, axis=0)  # codes of one image lie close together: from here the expanded squares are small
-    return vamp_log_prob(z - origin, posteriors._replace(mean=posteriors.mean - origin))
+    origin = jnp.mean(z, axis=0)
+    return vamp_log_prob(z - origin, components._replace(mean=components.mean - origin))
 
 
 def transition(params: dict, q: Normal) -> Normal:
@@ -69,9 +68,8 @@ def transition(params: dict, q: Normal) -> Normal:
     return q
 
 
-def sample(key: Array, model: nn.Module, params: dict, count: int, temperature: float) -> Float[Array, "n D"]:
+def sample(key: Array, components: Normal, shape: tuple[int, int], temperature: float) -> Float[Array, "n D"]:
     """A component is drawn uniformly for each code."""
     key_pick, key_z = jax.random.split(key)
-    q = pseudo_posteriors(model, params)
-    pick = jax.random.randint(key_pick, (count,), 0, len(q.mean))
-    return sample_normal(key_z, Normal(q.mean[pick], q.log_var[pick]), temperature)
+    pick = jax.random.randint(key_pick, shape[:1], 0, len(components.mean))
+    return sample_normal(key_z, Normal(components.mean[pick], components.log_var[pick]), temperature)

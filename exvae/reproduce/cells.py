@@ -24,10 +24,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from exvae import config as configs
+from exvae import files
 from exvae.errors import UserError
 from exvae.reproduce import results
-from exvae.runs import metrics
-from exvae.runs.metrics import clock
+from exvae.runs import folder, revision
+from exvae.runs.progress import clock
 from exvae.sweeps.sweep import AUTOMATIC, GUARD, lock, same_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,7 +144,7 @@ def set_aside(plan: Plan, runs: Path) -> None:
     workdir = runs / plan.name
     if not (workdir / "config.json").exists():
         return
-    old, new = metrics.read_config(workdir), config_of(plan)
+    old, new = folder.read_config(workdir), config_of(plan)
     for group, name in AUTOMATIC:
         new[group][name] = new[group][name] or old[group][name]
     if configs.differences(new, old):
@@ -234,20 +235,20 @@ def last_line(runs: Path, plan: Plan) -> str:
 
 def check_tree() -> str:
     """The revision that a result names, as it is now."""
-    metrics.git_revision.cache_clear()
-    revision = metrics.git_revision()
-    if revision is None or revision.endswith("+"):
-        what = "is no git checkout" if revision is None else "has uncommitted changes"
+    revision.git_revision.cache_clear()
+    found = revision.git_revision()
+    if found is None or found.endswith("+"):
+        what = "is no git checkout" if found is None else "has uncommitted changes"
         raise UserError(f"this folder {what}, but results name their revision: run it from a clean clone")
-    return revision
+    return found
 
 
 def note_revision(workdir: Path) -> None:
     """In revisions.txt: a run that goes on after a stop may do so with other code, and its result names both."""
-    path, revision = workdir / "revisions.txt", check_tree()
+    path, found = workdir / "revisions.txt", check_tree()
     known = path.read_text().split() if path.exists() else []
-    if revision not in known:
-        path.write_text("".join(f"{line}\n" for line in [*known, revision]))
+    if found not in known:
+        path.write_text("".join(f"{line}\n" for line in [*known, found]))
 
 
 def _end(job: Job, runs: Path, folder: Path) -> results.Cell:
@@ -359,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             show(chosen, options.runs, options.results)
             return 0
         check_tree()
-        metrics.make_writable(options.results, "--results")
+        files.make_writable(options.results, "--results")
         with lock(options.runs, "--runs", "reproduction"):
             failed = run(chosen, options.runs.absolute(), options.results.absolute(), options.jobs)
     except UserError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exvae import config as configs
+from exvae import files
 from exvae.errors import UserError
 from exvae.reproduce import paper
 from exvae.sweeps import sweep
@@ -69,7 +70,7 @@ class Cell(NamedTuple):
 def write(folder: Path, cell: Cell) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{cell.name}.json"
-    sweep.write(path, json.dumps(cell._asdict(), indent=2) + "\n")  # needs no device, which the next cell may want
+    files.write_json(path, cell._asdict())
     return path
 
 

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exvae import run
+from exvae import files, run
 from exvae.errors import UserError
-from exvae.evaluation import evaluate
+from exvae.evaluation import elbo
 from exvae.reproduce.paper import NUM_TRAIN
 from exvae.reproduce.results import RESULTS, ROOT, table
-from exvae.runs import metrics
-from exvae.sweeps import sweep
+from exvae.runs import folder
 
 TRIALS, PAGE = RESULTS / "trials", ROOT / "docs" / "recipe.md"
 MARK = "<!-- Everything below is made by `python -m exvae.trials` from results/trials/. Do not edit. -->\n"
@@ -34,7 +33,7 @@ HEADER = ("rate", "gradient", "batch", "z", "K", "warm-up", "decay", "average", 
 
 def collect(workdir: Path, note: str) -> dict[str, Any]:
     """A run's config and curves, as far as it has come."""
-    config = metrics.read_config(workdir)
+    config = folder.read_config(workdir)
     try:
         lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ValueError) as error:
@@ -65,7 +64,7 @@ def score(workdir: Path, num_images: int) -> dict[str, Any]:
         "log_likelihood": round(float(values.mean()), 3),
         "scored_images": len(values),
         "scored_samples": SAMPLES,
-        "active_units": evaluate.active_units(best.encode(images).mean),
+        "active_units": elbo.active_units(best.encode(images).mean),
     }
 
 
@@ -153,9 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             trial |= score(folder, options.likelihood)
         TRIALS.mkdir(parents=True, exist_ok=True)
         for path, trial in added.items():
-            sweep.write(path, json.dumps(trial, indent=2) + "\n")
+            files.write_json(path, trial)
         trials = read_all(TRIALS)
-        sweep.write(PAGE, text + MARK + "\n" + tables(trials))
+        files.write_text(PAGE, text + MARK + "\n" + tables(trials))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -64,10 +64,13 @@ class Draw:
         return row * columns + column
 
 
-def draw_exemplars(key: UInt32[np.ndarray, " 2"], step: int, num_train: int, num_exemplars: int) -> Draw:
-    """The draw of a step, a function of the run's key and the step's number."""
+def draw_exemplars(
+    key: UInt32[Array, " 2"], step: int | Int[jnp.ndarray, ""], num_train: int, num_exemplars: int
+) -> Draw:
+    """The draw of a step: a function of the run's key and the step's number, the same on host and devices."""
+    number = np.full(1, step, np.uint32) if isinstance(step, int) else step.astype(jnp.uint32)[None]
     rounds = np.arange(ROUNDS, dtype=np.uint32)
-    keys = _mix(key[0] ^ _mix(key[1] ^ _mix(np.full(1, step, np.uint32) * np.uint32(ROUNDS) + rounds)))
+    keys = _mix(key[0] ^ _mix(key[1] ^ _mix(number * np.uint32(ROUNDS) + rounds)))
     return Draw(keys, num_train, num_exemplars)
 
 

@@ -7,13 +7,12 @@ import math
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+from ml_collections import ConfigDict
 
 from exvae.errors import UserError
 from exvae.retrieval import NOBODY
@@ -23,9 +22,6 @@ LEAVES_SEARCHED = 25  # at the least; with sqrt(N) leaves about 97 % of the 40 n
 CODES_FROM = 500_000  # rows from which 4-bit codes save more time than they cost (40 dimensions)
 REORDERED = 5  # rows scored again exactly for each candidate
 TRAINING_ROWS = 100_000  # rows that k-means sees at most; all rows are then assigned to its centres
-NICE = 10  # lowers the priority of the thread that builds an index
-RECALL_QUERIES = 50
-RECALL_ROWS = 100_000  # rows that the exact search for the recall scores at a time
 
 
 def require() -> None:
@@ -64,8 +60,18 @@ class Shape(NamedTuple):
             f"{tree}, {f'{self.reorder} scored again' if self.reorder else 'no codes'}, {self.num_results} candidates"
         )
 
+    def advice(self) -> str:
+        return (
+            f"more config.retrieval.leaves_searched (now {self.searched} of {self.leaves}) finds more"
+            if self.leaves
+            else "its codes lose them: a larger config.retrieval.reorder scores more rows exactly"
+        )
 
-def choose_shape(config: Any, num_train: int) -> Shape:
+    def build(self, table: Float[np.ndarray, "N D"]) -> ScannIndex:
+        return ScannIndex(table, self)
+
+
+def choose_shape(config: ConfigDict, num_train: int) -> Shape:
     """The index for N rows and K neighbours; fields of config.retrieval that are not 0 overrule the rule.
 
     sqrt(N) leaves, so that finding leaves and scoring rows grow alike; of them 25 are searched, or as many as hold
@@ -116,94 +122,6 @@ class ScannIndex:
         neighbours = np.full((len(index), self._num_results), NOBODY, np.int32)
         neighbours[:, : found.shape[1]] = np.where(np.isnan(distances), NOBODY, found.astype(np.int32))
         return neighbours
-
-    def recall(self, k: int) -> float:
-        """How many of the k nearest rows (but for itself) it finds, on average over rows that are drawn at random."""
-        k = min(k, len(self._table) - 1, self._num_results - 1)
-        if k < 1:
-            return 1.0
-        index = np.random.default_rng(0).integers(len(self._table), size=RECALL_QUERIES)
-        found = self.search(index)
-        found = np.where(found == index[:, None], NOBODY, found)
-        first = np.argsort(found == NOBODY, axis=1, kind="stable")[:, :k]
-        found = np.take_along_axis(found, first, axis=1)
-        squares = np.sum(np.square(self._table[found] - self._table[index][:, None]), axis=-1)
-        # By distance and not by number: of rows that are equally far any may stand in for any other.
-        reached = squares <= self._kth_square(index, k)[:, None] * (1 + 1e-4)
-        return float(np.mean(reached & (found != NOBODY)))
-
-    def _kth_square(self, index: Int[np.ndarray, " Q"], k: int) -> Float[np.ndarray, " Q"]:
-        """Squared distance of the k-th nearest other row, in blocks of rows."""
-        queries, nearest = self._table[index], np.full((len(index), k), np.inf, np.float32)
-        norms = np.sum(np.square(queries), axis=1)[:, None]
-        for start in range(0, len(self._table), RECALL_ROWS):
-            rows = self._table[start : start + RECALL_ROWS]
-            squares = norms - 2.0 * queries @ rows.T + np.sum(np.square(rows), axis=1)
-            inside = (index >= start) & (index < start + len(rows))
-            squares[np.flatnonzero(inside), index[inside] - start] = np.inf
-            nearest = np.partition(np.concatenate([nearest, squares], axis=1), k - 1, axis=1)[:, :k]
-        return np.max(nearest, axis=1)
-
-
-class Indices:
-    """The index in use, and the next one, which is built in the background while training goes on.
-
-    Every `rebuild_steps` steps the next one is swapped in and the table as it then is becomes the one to build: an
-    index is between one and two such periods old. The swap has its fixed step, whenever the build is done: a run so
-    does not depend on the speed of the machine. Should it come too early, it waits and says so.
-    """
-
-    def __init__(self, shape: Shape, num_neighbours: int, min_recall: float):
-        self._shape, self._num_neighbours, self._min_recall = shape, num_neighbours, min_recall
-
-    def start(self, indexed: Float[np.ndarray, "N D"], pending: Float[np.ndarray, "N D"] | None) -> None:
-        """From the two tables of a state; None: the same."""
-        self._used = in_background(self._build, indexed)
-        self._next = self._used if pending is None else in_background(self._build, pending)
-
-    def swap(self, table: Float[np.ndarray, "N D"]) -> None:
-        """Use the next index, and begin another one."""
-        began = time.monotonic()
-        self._used = self._next
-        self._used.result()
-        if (waited := time.monotonic() - began) > 1.0:
-            print(f"waited {waited:.0f} s for the index: a larger config.retrieval.rebuild_steps leaves it more time")
-        self._next = in_background(self._build, table)
-
-    def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        return self._used.result()[0].search(index)
-
-    @property
-    def recall(self) -> float:
-        """Of the index in use, against an exact search of the same table."""
-        return self._used.result()[1]
-
-    def _build(self, table: Float[np.ndarray, "N D"]) -> tuple[ScannIndex, float]:
-        index = ScannIndex(table, self._shape)
-        recall = index.recall(self._num_neighbours)
-        if recall < self._min_recall:
-            print(
-                f"warning: the index finds {100 * recall:.0f} % of the {self._num_neighbours} nearest exemplars, less "
-                f"than config.retrieval.min_recall={self._min_recall}; more config.retrieval.leaves_searched "
-                f"(now {self._shape.searched} of {self._shape.leaves}) finds more"
-            )
-        return index, recall
-
-
-def in_background(function: Callable, *args: Any) -> Future:
-    """In a thread that gives way to training, and that nobody waits for at the end of the program."""
-    future = Future()
-
-    def work() -> None:
-        with contextlib.suppress(AttributeError, OSError):  # only Linux has priorities of threads
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        try:
-            future.set_result(function(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return future
 
 
 _standard_error = threading.Lock()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from exvae.runs import figures
+from exvae import files
 from exvae.errors import UserError
 
 
@@ -38,10 +39,8 @@ def save(out: str, images: dict[str, np.ndarray], others: dict[str, np.ndarray])
     path = Path(out)
     if path.suffix == ".npz":
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".npz.tmp")
-        with open(temporary, "wb") as file:
+        with files.replacing(path, "wb") as file:
             np.savez_compressed(file, **{name: figures.to_bytes(values) for name, values in images.items()}, **others)
-        os.replace(temporary, path)
     else:
         for name, values in images.items():
             figures.save_images(path if len(images) == 1 else path / name, values.reshape(-1, *values.shape[-3:]))

@@ -19,6 +19,7 @@ from jaxtyping import Shaped
 from exvae.errors import UserError
 
 AXIS = "batch"
+STEPS_AHEAD = 2  # the host may queue so many steps before it looks at the result of the oldest
 WHOLE, PART = PartitionSpec(), PartitionSpec(AXIS)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from exvae import files
 from exvae.errors import UserError
 from exvae.sweeps import sweep
 
@@ -100,5 +101,5 @@ def run(points: Sequence[sweep.Point], words: Sequence[str], workers: int, optio
         for n, job in new.items():
             print(f"job {job}  {points[n].folder.name}  ({points[n].log})")
         jobs |= {points[n].folder.name: job for n, job in new.items()}
-        sweep.write(ids, json.dumps(jobs, indent=2) + "\n")
+        files.write_json(ids, jobs)
         print(f"logs of the jobs: {folder}\nevery job that ends renews the table: cat {folder.parent}/sweep.txt")

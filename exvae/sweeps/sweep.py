@@ -20,7 +20,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -34,8 +33,9 @@ from flax.traverse_util import flatten_dict
 from ml_collections import config_flags
 
 from exvae import config as configs
+from exvae import files
 from exvae.errors import UserError
-from exvae.runs.metrics import clock, make_writable
+from exvae.runs.progress import clock
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_FLAGS = ("sweep", "sweep_workers", "sweep_executor", "sweep_slurm", "workdir")
@@ -233,20 +233,13 @@ def as_csv(rows: Sequence[dict]) -> str:
     return file.getvalue()
 
 
-def write(path: Path, text: str) -> None:
-    """So that the file is either the old one or the new one, whole, though jobs on several nodes write it."""
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def write_summary(points: Sequence[Point]) -> str:
     """sweep.txt, with what failed below the table, and sweep.csv; returns the text."""
     rows, workdir = summary(points), points[0].folder.parent
     failed = [f"failed  {point.folder.name}  {failure(point)}  ({point.log})\n" for point in points if failure(point)]
     text = as_text(rows) + "".join(failed)
-    write(workdir / "sweep.txt", text)
-    write(workdir / "sweep.csv", as_csv(rows))
+    files.write_text(workdir / "sweep.txt", text)
+    files.write_text(workdir / "sweep.csv", as_csv(rows))
     return text
 
 
@@ -321,7 +314,7 @@ def run_local(points: Sequence[Point], words: Sequence[str], workers: int) -> No
 @contextlib.contextmanager
 def lock(folder: Path, option: str, what: str) -> Iterator[None]:
     """One sweep, or what else it is, at a time in a folder; the system takes the lock back when a process ends."""
-    make_writable(folder, option)
+    files.make_writable(folder, option)
     with open(folder / f".{what}.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

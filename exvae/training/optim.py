@@ -1,12 +1,11 @@
-"""Gradient-normalised Adam, learning rate schedule, KL warm-up and early stopping."""
+"""The optimizer: Adam on normalised gradients, the schedule of its rate, and the average of the parameters."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -54,12 +53,6 @@ def _decayed(params: dict) -> dict:
     return {part: jax.tree.map(lambda p, part=part: part == "model" and p.ndim > 1, params[part]) for part in params}
 
 
-def kl_weight(step: Array, steps_per_epoch: int, warmup_epochs: int) -> Array:
-    """beta = min(1, epoch / warm-up epochs) with the first epoch counted as 1."""
-    epoch = step // steps_per_epoch + 1
-    return jnp.minimum(1.0, epoch / max(warmup_epochs, 1))
-
-
 def update_average(average: Any, params: Any, step: Array, decay: float) -> Any:
     """average <- d average + (1 - d) params, after every AVERAGE_STEPS steps.
 
@@ -80,25 +73,3 @@ def update_average(average: Any, params: Any, step: Array, decay: float) -> Any:
     params = jax.lax.optimization_barrier(params)
     is_due = (step % AVERAGE_STEPS == 0) | (step < AVERAGE_STEPS)
     return jax.lax.cond(is_due, take_in, lambda average, _: average, average, params)
-
-
-class EarlyStopping(NamedTuple):
-    """The best validation ELBO so far, and for how many epochs since it has not improved."""
-
-    best_elbo: Array
-    best_epoch: Array
-    bad_epochs: Array
-
-    @classmethod
-    def start(cls) -> EarlyStopping:
-        return cls(jnp.float32(-jnp.inf), jnp.int32(0), jnp.int32(0))
-
-    def update(self, epoch: int, elbo: float, warmup_epochs: int, every: int = 1) -> EarlyStopping:
-        """After validation, which happens every so many epochs.
-
-        The count stays at 0 until the KL warm-up ends: before that the objective itself still changes.
-        """
-        if np.float32(elbo) > np.float32(self.best_elbo):  # as the best is kept: a plateau is no improvement
-            return EarlyStopping(jnp.float32(elbo), jnp.int32(epoch), jnp.int32(0))
-        bad = int(self.bad_epochs) + every if epoch >= warmup_epochs else 0
-        return self._replace(bad_epochs=jnp.int32(bad))

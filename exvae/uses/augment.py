@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -19,16 +18,13 @@ from exvae import data
 from exvae.data.batches import epoch_order
 from exvae.distributions import to_unit
 from exvae.errors import UserError
-from exvae.runs import figures, metrics
+from exvae.runs import figures, folder, progress
 from exvae.runs.checkpoint import Checkpoints
 from exvae.runs.records import Records, fingerprint
+from exvae.runs.trained import TrainedModel
 from exvae.scale import sharding
-from exvae.training.step import STEPS_AHEAD
 from exvae.uses import generate
 from exvae.uses.classifier import Classifier, Source, State, init_state, make_optimizer, make_source, make_step, predict
-
-if TYPE_CHECKING:
-    from exvae.run import Run
 
 SHOWN = 100  # misclassified images in the figure, at most
 SAVE_SECONDS = 60  # a checkpoint at the end of an epoch, if the last one is older
@@ -36,7 +32,14 @@ SAME = ("split", "hidden_dim", "epochs", "batch_size", "learning_rate", "label_s
 
 
 def train_network(
-    run: Run, source: Source, start: Callable[[int], State], train_step: Callable, seed: int, text: str, folder: Path
+    run: TrainedModel,
+    source: Source,
+    start: Callable[[int], State],
+    train_step: Callable,
+    *,
+    seed: int,
+    text: str,
+    folder: Path,
 ) -> tuple[State, float]:
     """Train one classifier, going on from `folder` if it was begun there; its last state and the seconds it took."""
     options = run.config.augment
@@ -50,13 +53,13 @@ def train_network(
             print(f"{text}: going on from epoch {int(state.step) // (n // size)}", flush=True)
         saved = time.monotonic()
         began = saved - meta["seconds"]
-        countdown, queue = metrics.Countdown(options.epochs * n, text), collections.deque()
+        countdown, queue = progress.Countdown(options.epochs * n, text), collections.deque()
         for epoch in range(int(state.step) // (n // size), options.epochs):
             for number, index in enumerate(epoch_order(seed, epoch, n, size)):
                 state, loss = train_step(state, run.params, source, key, sharding.split(run.mesh, index))
                 queue.append(loss)
                 last = number + 1 == n // size
-                while len(queue) > (0 if last else STEPS_AHEAD):
+                while len(queue) > (0 if last else sharding.STEPS_AHEAD):
                     if not np.isfinite(float(queue.popleft())):
                         raise FloatingPointError(f"{text}: the loss is not finite in epoch {epoch + 1}")
                 countdown.show(epoch * n + (number + 1) * size)
@@ -69,7 +72,7 @@ def train_network(
     return state, time.monotonic() - began
 
 
-def main(run: Run) -> None:
+def main(run: TrainedModel) -> None:
     """The task `augment`: classifiers for every lambda, their errors, the plot over lambda, what the best got wrong."""
     options, grey = run.config.augment, run.grey
     if any(part.labels is None for part in vars(grey).values()):
@@ -93,14 +96,14 @@ def main(run: Run) -> None:
     finally:
         records.close()
     results = {"prior": run.config.prior.name, "settings": settings, "errors": summarise(found)}
-    metrics.write_json(results_path(run.workdir, options.split), results)
+    folder.write_json(results_path(run.workdir, options.split), results)
     for line in results["errors"]:
         deviation = "" if line["std"] is None else f" ± {100 * line['std']:.2f} (standard deviation)"
         print(f"lambda {line['lambda']:g}: {options.split} error {100 * line['mean']:.2f} %{deviation}")
     save_figures(run, results, found, held_out)
 
 
-def train_networks(run: Run, known: data.Split, held_out: data.Split, records: Records) -> list[list[dict]]:
+def train_networks(run: TrainedModel, known: data.Split, held_out: data.Split, records: Records) -> list[list[dict]]:
     """For every lambda the records of its networks; those that are there already are not trained again."""
     options = run.config.augment
     # Labels may be any integers: the classifier numbers those that there are.
@@ -119,7 +122,7 @@ def train_networks(run: Run, known: data.Split, held_out: data.Split, records: R
             if records.get(name) is None:
                 text = f"lambda {lambda_:g}, network {seed + 1} of {options.networks}"
                 source = source or make_source(run, known)
-                state, seconds = train_network(run, source, start, train_step, seed, text, folder)
+                state, seconds = train_network(run, source, start, train_step, seed=seed, text=text, folder=folder)
                 labels = classes[predict(classifier, state.params, held_out.images)]
                 wrong = np.flatnonzero(labels != held_out.labels)
                 record = {"network": name, "lambda": lambda_, "error": len(wrong) / len(labels), "seconds": seconds}
@@ -154,7 +157,7 @@ def results_path(workdir: Path, split: str) -> Path:
     return workdir / f"augment_{split}.json"
 
 
-def save_figures(run: Run, results: dict, found: list[list[dict]], held_out: data.Split) -> None:
+def save_figures(run: TrainedModel, results: dict, found: list[list[dict]], held_out: data.Split) -> None:
     """Error over lambda, with that of other runs beside it (the paper's Figure 6), and misclassified images."""
     options, folder = run.config.augment, run.workdir / "figures"
     curves = {run.workdir: results}
@@ -195,7 +198,13 @@ def save_figures(run: Run, results: dict, found: list[list[dict]], held_out: dat
 
 
 def batches(
-    key: Array, run: Run, images: UInt8[np.ndarray, "n H W C"], labels: Shaped[np.ndarray, " n"], size: int, real: float
+    key: Array,
+    run: TrainedModel,
+    images: UInt8[np.ndarray, "n H W C"],
+    labels: Shaped[np.ndarray, " n"],
+    *,
+    size: int,
+    real: float,
 ) -> Iterator[tuple[Float[np.ndarray, "B H W C"], Shaped[np.ndarray, " B"]]]:
     """Epochs without end of (x, y), each image itself with probability `real` and else a new one with its label."""
     if len(labels) != len(images):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,9 @@ from exvae.data.batches import map_batches
 from exvae.distributions import Normal, sample_normal, to_unit
 from exvae.encoding import encode
 from exvae.models.layers import Dense
-from exvae.priors import PRIORS
+from exvae.runs.trained import TrainedModel
 from exvae.scale import sharding
 from exvae.uses import generate
-
-if TYPE_CHECKING:
-    from exvae.run import Run
 
 MOMENTUM, LAST_RATE = 0.9, 0.01  # of SGD; the last rate as a fraction of the first
 BATCH = 1000  # images classified at a time
@@ -118,10 +115,10 @@ def init_state(key: Array, classifier: Classifier, optimizer, image_shape: tuple
     return State(jnp.int32(0), params, optimizer.init(params))
 
 
-def make_source(run: Run, split: data.Split) -> Source:
+def make_source(run: TrainedModel, split: data.Split) -> Source:
     """Images, labels and codes on every device."""
     q = encode(run.mesh, run.model, run.params, split.images)
-    codes = PRIORS[run.config.prior.name].transition(run.params, q)
+    codes = run.prior.transition(run.params["prior"], q)
     return sharding.replicate(run.mesh, Source(split.images, split.labels, codes))
 
 

@@ -6,7 +6,6 @@ Their sources are exemplars: those of config.generate.index, or random ones (of 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -14,21 +13,18 @@ from jaxtyping import Array, Float, Int
 
 from exvae.distributions import to_unit
 from exvae.errors import UserError
-from exvae.priors import PRIORS
 from exvae.runs import figures, outputs
+from exvae.runs.trained import TrainedModel
 from exvae.scale import sharding
 from exvae.uses import generate
-
-if TYPE_CHECKING:
-    from exvae.run import Run
 
 SHOWN = 100  # random samples in the figure, at most
 
 
-def save_samples(key: Array, run: Run) -> None:
+def save_samples(key: Array, run: TrainedModel) -> None:
     """figures/samples.png at the end of training: plates as rows, or samples from a prior that has no exemplars."""
     rows = min(8, len(run.exemplars))
-    if PRIORS[run.config.prior.name].sample is None:
+    if run.prior.USES_EXEMPLARS:
         key_pick, key = jax.random.split(key)
         images = generate.plates(key, run, generate.pick(key_pick, np.arange(len(run.exemplars)), rows))
         marked = np.arange(generate.PLATE) == 0
@@ -41,7 +37,7 @@ def save_samples(key: Array, run: Run) -> None:
         figures.save_grid(run.workdir / "figures" / "samples.png", images, marked)
 
 
-def _pool(run: Run) -> Int[np.ndarray, " s"] | None:
+def _pool(run: TrainedModel) -> Int[np.ndarray, " s"] | None:
     """The exemplars that the command allows; None: it does not say."""
     options = run.config.generate
     if not options.index and options.label < 0:
@@ -49,14 +45,14 @@ def _pool(run: Run) -> Int[np.ndarray, " s"] | None:
     return generate.choose(run.exemplars, options.index or None, None if options.label < 0 else options.label)
 
 
-def _sources(key: Array, run: Run, count: int) -> Int[np.ndarray, " s"]:
+def _sources(key: Array, run: TrainedModel, count: int) -> Int[np.ndarray, " s"]:
     pool = _pool(run)
     if run.config.generate.index:
         return pool
     return generate.pick(key, np.arange(len(run.exemplars)) if pool is None else pool, count)
 
 
-def sample_task(run: Run, out: str = "") -> None:
+def sample_task(run: TrainedModel, out: str = "") -> None:
     """The task `sample`: random samples, and plates around exemplars."""
     options = run.config.generate
     how = {"temperature": options.temperature, "draw": options.draw}
@@ -75,7 +71,7 @@ def sample_task(run: Run, out: str = "") -> None:
     outputs.save(out, {"images": samples.images}, others)
 
 
-def interpolate_task(run: Run, out: str = "") -> None:
+def interpolate_task(run: TrainedModel, out: str = "") -> None:
     """The task `interpolate`: between pairs of exemplars, around one, and crossover."""
     options = run.config.generate
     sources = _sources(jax.random.key(options.seed), run, 2 * options.num_sources)
@@ -103,7 +99,7 @@ def interpolate_task(run: Run, out: str = "") -> None:
     outputs.save(out, images, {"sources": sources})
 
 
-def iterate_task(run: Run, out: str = "") -> None:
+def iterate_task(run: TrainedModel, out: str = "") -> None:
     """The task `iterate`: chains from exemplars and from noise."""
     options = run.config.generate
     key_pick, key_noise, *keys = jax.random.split(jax.random.key(options.seed), 4)
@@ -119,7 +115,7 @@ def iterate_task(run: Run, out: str = "") -> None:
     outputs.save(out, images, {"sources": sources})
 
 
-def _figure(run: Run, name: str) -> Path:
+def _figure(run: TrainedModel, name: str) -> Path:
     path = run.workdir / "figures" / name
     print(f"figure   {path}")
     return path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,9 @@ from exvae.data import Split
 from exvae.data.batches import map_batches
 from exvae.distributions import sample_normal, to_unit
 from exvae.errors import UserError
-from exvae.priors import PRIORS
-
-if TYPE_CHECKING:
-    from exvae.run import Run
+from exvae.objectives import encoder
+from exvae.priors import Prior
+from exvae.runs.trained import TrainedModel
 
 PLATE = 12  # a source and eleven samples, as in the paper's Figure 3
 GRID, REACH, NEIGHBOURS = 5, 2.0, 100  # cells along a side, standard deviations to its edge, of so many exemplars
@@ -31,17 +30,19 @@ def decode(key: Array, model: nn.Module, params: dict, z: Float[Array, "B D"], d
 
 
 @functools.partial(jax.jit, static_argnames=("model", "prior", "draw"))
-def _around(key, model, prior: Any, params, x: Float[Array, "B H W C"], temperature, draw) -> Float[Array, "B H W C"]:
+def _around(key, model, prior: Prior, params, x: Float[Array, "B H W C"], temperature, draw) -> Float[Array, "B H W C"]:
     """z ~ r(z|x), Eq. (7), then p(x|z)."""
     key_z, key_x = jax.random.split(key)
     q = models.apply(model, params, x, method="encode")
-    return decode(key_x, model, params, sample_normal(key_z, prior.transition(params, q), temperature), draw)
+    return decode(key_x, model, params, sample_normal(key_z, prior.transition(params["prior"], q), temperature), draw)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "prior", "count", "draw"))
-def _from_prior(key, model, prior: Any, params, count, temperature, draw) -> Float[Array, "n H W C"]:
+def _from_prior(key, model, prior: Prior, params, count, temperature, draw) -> Float[Array, "n H W C"]:
     key_z, key_x = jax.random.split(key)
-    return decode(key_x, model, params, prior.sample(key_z, model, params, count, temperature), draw)
+    components = prior.components(params["prior"], encoder(model, params), None)
+    z = prior.sample(key_z, components, (count, model.latent_dim), temperature)
+    return decode(key_x, model, params, z, draw)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -56,17 +57,17 @@ def _render(model: nn.Module, params: dict, latents: tuple[Float[Array, "B D"], 
     return models.apply(model, params, latents, u, method="render")
 
 
-def block(run: Run) -> int:
+def block(run: TrainedModel) -> int:
     """Images at a time: twice the codes whose activations stay in a CPU core's cache. z is drawn by block."""
     return 2 * run.model.block_rows
 
 
-def latents(run: Run, images: UInt8[np.ndarray, "n H W C"]) -> tuple[Float[np.ndarray, "n D"], ...]:
+def latents(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"]) -> tuple[Float[np.ndarray, "n D"], ...]:
     """Posterior means of all latents, the top one first."""
     return map_batches(lambda _, batch: _latents(run.model, run.params, batch), images, block(run), run.mesh)
 
 
-def render(run: Run, codes: tuple[Float[np.ndarray, "n D"], ...]) -> Float[np.ndarray, "n H W C"]:
+def render(run: TrainedModel, codes: tuple[Float[np.ndarray, "n D"], ...]) -> Float[np.ndarray, "n H W C"]:
     """Mean images of all latents."""
     widths = np.cumsum([part.shape[1] for part in codes])[:-1]
 
@@ -97,10 +98,10 @@ def choose(exemplars: Split, index: Int[np.ndarray, " s"] | None, label: int | N
 
 
 def around(
-    key: Array, run: Run, images: Real[np.ndarray, "n H W C"], *, temperature: float = 1.0, draw: bool = False
+    key: Array, run: TrainedModel, images: Real[np.ndarray, "n H W C"], *, temperature: float = 1.0, draw: bool = False
 ) -> Float[np.ndarray, "n H W C"]:
     """A new image for each one: z ~ r(z|x), or q(z|x) where the prior is not over exemplars; then p(x|z)."""
-    prior = PRIORS[run.config.prior.name]
+    prior = run.prior
 
     def draw_batch(start: int, x: Array) -> Array:
         x = to_unit(x) if x.dtype == np.uint8 else x
@@ -118,7 +119,7 @@ class Samples(NamedTuple):
 
 def sample(
     key: Array,
-    run: Run,
+    run: TrainedModel,
     count: int,
     *,
     sources: Int[np.ndarray, " s"] | None = None,
@@ -126,8 +127,8 @@ def sample(
     draw: bool = False,
 ) -> Samples:
     """From the model; or from around the given exemplars, each of them equally likely."""
-    prior = PRIORS[run.config.prior.name]
-    if sources is None and prior.sample is not None:
+    prior = run.prior
+    if sources is None and not prior.USES_EXEMPLARS:
 
         def draw_batch(start: int, rows: np.ndarray) -> Array:
             part = jax.random.fold_in(key, start)
@@ -141,20 +142,22 @@ def sample(
     return Samples(images, picked)
 
 
-def plates(key: Array, run: Run, sources: Int[np.ndarray, " P"], **options: Any) -> Float[np.ndarray, "P n H W C"]:
+def plates(
+    key: Array, run: TrainedModel, sources: Int[np.ndarray, " P"], **options: Any
+) -> Float[np.ndarray, "P n H W C"]:
     """Each exemplar, followed by images drawn around it."""
     x = run.exemplars.images[sources]
     new = around(key, run, np.repeat(x, PLATE - 1, axis=0), **options)
     return np.concatenate([to_unit(x)[:, None], new.reshape(len(x), PLATE - 1, *x.shape[1:])], axis=1)
 
 
-def reconstruct(run: Run, images: UInt8[np.ndarray, "n H W C"]) -> Float[np.ndarray, "n H W C"]:
+def reconstruct(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"]) -> Float[np.ndarray, "n H W C"]:
     """Mean images at the posterior means of all latents."""
     return render(run, latents(run, images))
 
 
 def interpolate(
-    run: Run, a: UInt8[np.ndarray, "n H W C"], b: UInt8[np.ndarray, "n H W C"], steps: int
+    run: TrainedModel, a: UInt8[np.ndarray, "n H W C"], b: UInt8[np.ndarray, "n H W C"], steps: int
 ) -> Float[np.ndarray, "n steps H W C"]:
     """Along the line between the posterior means of all latents; its ends are the reconstructions."""
     ends = [latents(run, x) for x in (a, b)]
@@ -166,7 +169,7 @@ def interpolate(
 
 
 def crossover(
-    run: Run, a: UInt8[np.ndarray, "R H W C"], b: UInt8[np.ndarray, "S H W C"]
+    run: TrainedModel, a: UInt8[np.ndarray, "R H W C"], b: UInt8[np.ndarray, "S H W C"]
 ) -> Float[np.ndarray, "R S H W C"]:
     """Every a with every b: the first half of each latent is that of one, the second half that of the other."""
 
@@ -179,7 +182,9 @@ def crossover(
     return render(run, mixed).reshape(len(a), len(b), *run.model.image_shape)
 
 
-def grid(run: Run, image: UInt8[np.ndarray, "H W C"], size: int = GRID) -> Float[np.ndarray, "size size H W C"]:
+def grid(
+    run: TrainedModel, image: UInt8[np.ndarray, "H W C"], size: int = GRID
+) -> Float[np.ndarray, "size size H W C"]:
     """Around one image, along the two directions in which the exemplars near it vary most; its own code in the middle.
 
     Latents below the top one stay as they are.
@@ -196,7 +201,7 @@ def grid(run: Run, image: UInt8[np.ndarray, "H W C"], size: int = GRID) -> Float
 
 
 def iterate(
-    key: Array, run: Run, start: Float[np.ndarray, "n H W C"], steps: int, **options: Any
+    key: Array, run: TrainedModel, start: Float[np.ndarray, "n H W C"], steps: int, **options: Any
 ) -> Float[np.ndarray, "n steps H W C"]:
     """Chains in which each image is the exemplar of the next (supplement G)."""
     chain = [start]

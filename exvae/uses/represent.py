@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,13 @@ from exvae.data.batches import map_batches, padded_batches
 from exvae.distributions import LOG_2PI, to_unit
 from exvae.encoding import encode
 from exvae.errors import UserError
-from exvae.evaluation.evaluate import active_units
+from exvae.evaluation.elbo import active_units
 from exvae.evaluation.pixels import nearest_distance
-from exvae.priors import PRIORS
 from exvae.priors.parzen import exemplar_log_prob
 from exvae.retrieval import exact
-from exvae.runs import figures, metrics, outputs
+from exvae.runs import figures, outputs
+from exvae.runs.trained import TrainedModel
 from exvae.uses import generate
-
-if TYPE_CHECKING:
-    from exvae.run import Run
 
 BATCH = 500  # images searched for at a time
 KS = (3, 5, 7, 9, 11, 13, 15)
@@ -98,9 +95,9 @@ def _explain(z: Float[Array, "B D"], means: Float[Array, "N D"], log_var: Float[
     return Explanation(index, jnp.exp(-0.5 * squares * jnp.exp(-log_var) - constant - log_sum[:, None]))
 
 
-def explain(run: Run, images: UInt8[np.ndarray, "n H W C"], k: int) -> Explanation:
+def explain(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"], k: int) -> Explanation:
     """The k exemplars with the largest responsibilities for each image, largest first."""
-    if not PRIORS[run.config.prior.name].USES_EXEMPLARS:
+    if not run.prior.USES_EXEMPLARS:
         raise UserError(f"the {run.config.prior.name} prior has no exemplars to explain an image with")
     if not 1 <= k <= len(run.exemplars):
         raise UserError(f"k={k} must lie in 1..{len(run.exemplars)} (the exemplars)")
@@ -110,7 +107,7 @@ def explain(run: Run, images: UInt8[np.ndarray, "n H W C"], k: int) -> Explanati
     return map_batches(lambda _, batch: _explain(batch, means, run.params["prior"]["log_var"], k), z, size)
 
 
-def memorisation(key: Array, run: Run, count: int) -> dict[str, Float[np.ndarray, " n"]]:
+def memorisation(key: Array, run: TrainedModel, count: int) -> dict[str, Float[np.ndarray, " n"]]:
     """Distances in pixel space to the nearest training image: of samples, and of images to compare them with.
 
     A decoder's mean is smoother than a real image and so nearer to everything: samples compare with reconstructions.
@@ -131,7 +128,7 @@ def memorisation(key: Array, run: Run, count: int) -> dict[str, Float[np.ndarray
     return {name: nearest_distance(images, table) for name, images in pictures.items()}
 
 
-def main(run: Run, out: str = "") -> None:
+def main(run: TrainedModel, out: str = "") -> None:
     """The task `represent`: kNN errors, t-SNE, active units, explanations, memorisation; latent means as npz."""
     options = run.config.represent
     folder = run.workdir / "figures"
@@ -163,9 +160,9 @@ def main(run: Run, out: str = "") -> None:
     medians = "  ".join(f"{name} {value:.2f}" for name, value in results["memorisation"].items())
     print(f"median distance to the nearest training image: {medians}", flush=True)
 
-    if PRIORS[run.config.prior.name].USES_EXEMPLARS:
+    if run.prior.USES_EXEMPLARS:
         results["explanations"] = save_explanations(run, explained, folder / "explanations.png")
-    metrics.write_json(run.workdir / "represent.json", results)
+    folder.write_json(run.workdir / "represent.json", results)
     labels = {f"{name}_labels": part.labels for name, part in parts.items() if part.labels is not None}
     outputs.save(out or str(run.workdir / "latents.npz"), {}, means | labels)
     if options.tsne_images:
@@ -175,7 +172,7 @@ def main(run: Run, out: str = "") -> None:
     print(f"figures  {folder}/*.png\nnumbers  {run.workdir}/represent.json")
 
 
-def save_explanations(run: Run, index: Int[np.ndarray, " n"], path: Path) -> list[dict]:
+def save_explanations(run: TrainedModel, index: Int[np.ndarray, " n"], path: Path) -> list[dict]:
     """Rows of a test image, its reconstruction and the exemplars that explain it, with their responsibilities."""
     images = run.grey.test.images[index]
     found = explain(run, images, min(10, len(run.exemplars)))

@@ -10,7 +10,7 @@ from exvae import models
 from exvae.config import get_config
 from exvae.data.store import Store
 from exvae.encoding import make_encode_all
-from exvae.evaluation import evaluate
+from exvae.evaluation import elbo, evaluate
 from exvae.scale import sharding
 
 SHAPE, DIM = (3, 4, 1), 2
@@ -25,7 +25,7 @@ def setup():
     shapes = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
     network = jax.tree.map(lambda s: rng.normal(scale=s.shape[0] ** -0.5, size=s.shape).astype(np.float32), shapes)
     params = {"model": network, "prior": {"log_var": np.float32(-0.3)}}
-    return model, params, evaluate.make_evaluator(config, model, sharding.make_mesh()), rng
+    return model, params, elbo.make_evaluator(config, model, sharding.make_mesh()), rng
 
 
 def binary(rng, n):
@@ -37,7 +37,7 @@ def test_mean_elbo_equals_a_loop_over_images(setup):
     evaluator = evaluator._replace(batch=4)
     images, means = binary(rng, 10), rng.normal(size=(7, DIM)).astype(np.float32)
     key = jax.random.key(3)
-    got = evaluate.mean_elbo(evaluator, params, key, images, means, 7)
+    got = elbo.mean_elbo(key, evaluator, params, images, evaluator.components(params, means, 7))
 
     @jax.jit
     def outputs(key, x):
@@ -68,12 +68,12 @@ def test_mean_elbo_does_not_see_the_padding(setup):
     evaluator = evaluator._replace(batch=4)
     images, means = binary(rng, 6), rng.normal(size=(7, DIM)).astype(np.float32)
     key = jax.random.key(4)
-    got = evaluate.mean_elbo(evaluator, params, key, images, means, 7)
+    got = elbo.mean_elbo(key, evaluator, params, images, evaluator.components(params, means, 7))
     filled = np.concatenate([images, binary(rng, 2)])  # other images where the padding is
     mixture = evaluator.components(params, means, 7)
     parts = [
         np.asarray(
-            evaluator.elbo_batch(params, jax.random.fold_in(key, start), filled[start : start + 4], mixture).elbo
+            evaluator.elbo_batch(jax.random.fold_in(key, start), params, filled[start : start + 4], mixture).elbo
         )
         for start in (0, 4)
     ]
@@ -85,12 +85,13 @@ def test_mean_elbo_compiles_once_for_all_batches(setup):
     evaluator = evaluator._replace(batch=5)
     shapes = []
 
-    def elbo_batch(params, key, images, components):
+    def elbo_batch(key, params, images, components):
         shapes.append(images.shape)
-        return evaluator.elbo_batch(params, key, images[:4], components)._replace(elbo=np.zeros(5))
+        return evaluator.elbo_batch(key, params, images[:4], components)._replace(elbo=np.zeros(5))
 
     counted = evaluator._replace(elbo_batch=elbo_batch)
-    evaluate.mean_elbo(counted, params, jax.random.key(0), binary(rng, 12), rng.normal(size=(7, DIM)).astype("f"), 7)
+    parts = evaluator.components(params, rng.normal(size=(7, DIM)).astype("f"), 7)
+    elbo.mean_elbo(jax.random.key(0), counted, params, binary(rng, 12), parts)
     assert shapes == [(5, *SHAPE)] * 3
 
 
@@ -98,7 +99,10 @@ def test_mean_elbo_does_not_see_rows_beyond_the_exemplars(setup):
     _, params, evaluator, rng = setup
     images, means = binary(rng, 6), rng.normal(size=(7, DIM)).astype(np.float32)
     longer = np.concatenate([means, np.zeros((2, DIM), np.float32)])
-    got, want = (evaluate.mean_elbo(evaluator, params, jax.random.key(5), images, m, 7) for m in (longer, means))
+    got, want = (
+        elbo.mean_elbo(jax.random.key(5), evaluator, params, images, evaluator.components(params, m, 7))
+        for m in (longer, means)
+    )
     assert got == pytest.approx(want, rel=1e-6)
 
 
@@ -119,11 +123,11 @@ def test_active_units_counts_latents_whose_mean_varies():
     wave = np.tile([-1.0, 1.0], 50)  # variance 1
     scales = np.sqrt([0.0, 0.0099, 0.0101, 1.0, 25.0])
     means = (wave[:, None] * scales + rng.normal(size=5) * 100).astype(np.float32)  # a large mean is no activity
-    assert evaluate.active_units(means) == 3
-    assert evaluate.active_units(jnp.asarray(means[:, :2])) == 0
+    assert elbo.active_units(means) == 3
+    assert elbo.active_units(jnp.asarray(means[:, :2])) == 0
     noise = rng.normal(size=(200, 40)) * rng.uniform(0, 0.3, 40)
     want = sum(1 for d in range(40) if np.mean((noise[:, d] - noise[:, d].mean()) ** 2) > 0.01)
-    assert evaluate.active_units(noise) == want
+    assert elbo.active_units(noise) == want
 
 
 def test_subset_is_random_and_a_larger_one_contains_it():

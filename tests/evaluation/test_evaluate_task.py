@@ -19,8 +19,8 @@ from scipy import stats
 from exvae import data
 from exvae.errors import UserError
 from exvae.evaluation import evaluate
-from exvae.run import open_run
 from exvae.runs.records import Records
+from exvae.runs.trained import open_run
 from exvae.training import loop
 from tests.conftest import TINY_FIELDS
 

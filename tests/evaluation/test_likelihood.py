@@ -11,7 +11,7 @@ from scipy import special, stats
 from exvae import models
 from exvae.config import get_config
 from exvae.evaluation import likelihood
-from exvae.objectives import evaluation_elbo
+from exvae.objectives import encoder, evaluation_elbo
 from exvae.priors import PRIORS, exemplar
 from exvae.scale import sharding
 
@@ -51,7 +51,9 @@ class Case:
         self.means = means
         if means is None and self.config.prior.name == "exemplar":
             self.means = self.rng.normal(size=(7, self.config.model.latent_dim)).astype(np.float32)
-        self.components = PRIORS[self.config.prior.name].components(self.model, self.params, self.means)
+        self.components = PRIORS[self.config.prior.name].components(
+            self.params["prior"], encoder(self.model, self.params), self.means
+        )
         self.images = (255 * self.rng.integers(0, 2, (4, *SHAPE))).astype(np.uint8)
 
     @functools.lru_cache  # noqa: B019
@@ -125,8 +127,8 @@ def test_iwae_with_one_sample_is_an_elbo_sample(architecture):
         key = jax.random.key(image + 5)
         key_samples = jax.random.split(jax.random.fold_in(key, image))[0]
         key_block = jax.random.split(key_samples, 1)[0]
-        mixture = exemplar.components(case.model, case.params, jnp.asarray(case.means))
-        elbo = evaluation_elbo(key_block, case.config, case.model, None, case.params, case.images[image][None], mixture)
+        mixture = exemplar.components(case.params["prior"], None, jnp.asarray(case.means))
+        elbo = evaluation_elbo(key_block, case.model, case.params, case.images[image][None], mixture, prior=exemplar)
         assert case.score(key, image).log_likelihood == pytest.approx(float(elbo.elbo[0]), abs=1e-4)
 
 

@@ -290,11 +290,11 @@ def test_vamp_prior_with_one_variance_is_the_exemplar_prior():
 
 def test_parameters_start_as_in_the_reference():
     config = get_config()
-    draw = jax.vmap(lambda key: exemplar.init(key, config, (8, 8, 1))["log_var"])
+    draw = jax.vmap(lambda key: exemplar.init(key, config.prior, (8, 8, 1))["log_var"])
     log_vars = np.asarray(jax.jit(draw)(jax.random.split(jax.random.key(0), 2000)))
     assert abs(log_vars.mean()) < 4.5 / np.sqrt(2000) and abs(log_vars.std() - 1) < 4.5 / np.sqrt(4000)
     config.prior.num_pseudo_inputs = 50
-    pseudo = np.asarray(vamp.init(jax.random.key(1), config, (8, 8, 1))["pseudo_inputs"])
+    pseudo = np.asarray(vamp.init(jax.random.key(1), config.prior, (8, 8, 1))["pseudo_inputs"])
     assert pseudo.shape == (50, 8, 8, 1)
     assert pseudo.mean() == pytest.approx(0.05, abs=1e-3) and pseudo.std() == pytest.approx(0.01, rel=0.1)
-    assert gaussian.init(jax.random.key(1), config, (8, 8, 1)) == {}
+    assert gaussian.init(jax.random.key(1), config.prior, (8, 8, 1)) == {}

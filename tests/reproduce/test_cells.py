@@ -14,7 +14,6 @@ import pytest
 
 from exvae.reproduce import cells, paper, results
 from exvae.reproduce.cells import Plan
-from exvae.runs import metrics
 from tests.reproduce.test_results import make_cell
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +29,7 @@ def write_experiment(path: Path, tiny_config, **fields) -> str:
 
 
 def set_revision(monkeypatch, revision: str) -> None:
-    monkeypatch.setattr(metrics, "git_revision", functools.cache(lambda: revision))
+    monkeypatch.setattr(revision, "git_revision", functools.cache(lambda: revision))
 
 
 def test_cells_are_those_of_the_papers_tables_each_once():

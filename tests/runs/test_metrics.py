@@ -6,18 +6,18 @@ import pytest
 
 from exvae import config as configs
 from exvae.errors import UserError
-from exvae.runs import metrics
+from exvae.runs import folder, progress, writer
 
 
 def test_writer_takes_back_lines_after_the_step_and_a_line_cut_short(tmp_path):
-    writer = metrics.MetricsWriter(tmp_path, 0)
+    writer = writer.MetricsWriter(tmp_path, 0)
     for step in (10, 20, 30):
         writer.write(step, step // 10, "valid", {"elbo": -float(step)})
     writer.write(10, 1, "test", {"elbo": -9.0})  # of the best epoch: written again when the run ends again
     writer.close()
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 40, "epo')
-    writer = metrics.MetricsWriter(tmp_path, 20)
+    writer = writer.MetricsWriter(tmp_path, 20)
     writer.write(30, 3, "valid", {"elbo": -31.0})
     writer.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -27,8 +27,8 @@ def test_writer_takes_back_lines_after_the_step_and_a_line_cut_short(tmp_path):
 
 def test_write_json_replaces_the_file_whole(tmp_path):
     path = tmp_path / "results.json"
-    metrics.write_json(path, {"a": 1})
-    metrics.write_json(path, {"a": [2]})
+    folder.write_json(path, {"a": 1})
+    folder.write_json(path, {"a": [2]})
     assert json.loads(path.read_text()) == {"a": [2]}
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
 
@@ -38,21 +38,21 @@ def test_workdir_that_is_no_runs_folder_is_refused(tmp_path):
     for text in ("not json", "[1, 2]"):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(UserError, match="is not the config of a run"):
-            metrics.open_workdir(tmp_path, configs.get_config().to_dict())
+            folder.open_workdir(tmp_path, configs.get_config().to_dict())
         assert (tmp_path / "config.json").read_text() == text
 
 
 def test_config_of_a_run_that_never_began_is_replaced(tmp_path):
     config = configs.get_config().to_dict()
-    metrics.open_workdir(tmp_path, {**config, "seed": 1})
-    metrics.open_workdir(tmp_path, config)
+    folder.open_workdir(tmp_path, {**config, "seed": 1})
+    folder.open_workdir(tmp_path, config)
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == 0
 
 
 def test_progress_in_a_log_file_is_a_line_an_epoch_and_one_a_minute(capsys, monkeypatch):
     now = 100.0
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
-    progress = metrics.Progress(total_steps=1000, batch_size=10)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    progress = progress.Progress(total_steps=1000, batch_size=10)
     progress.begin(0)
     for step in range(1, 91):
         now += 1.0
@@ -64,4 +64,4 @@ def test_progress_in_a_log_file_is_a_line_an_epoch_and_one_a_minute(capsys, monk
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0m05s"), (65.9, "1m05s"), (3725, "1h02m")])
 def test_clock_is_short(seconds, text):
-    assert metrics.clock(seconds) == text
+    assert progress.clock(seconds) == text

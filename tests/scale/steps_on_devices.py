@@ -18,11 +18,13 @@ from jax.sharding import AxisType, Mesh
 
 from exvae import config as configs
 from exvae.models import convhvae
-from exvae.runs import metrics
+from exvae.runs.progress import Progress
+from exvae.runs.writer import NoWriter
 from exvae.scale import processes, sharding
+from exvae.state import state_shardings
 from exvae.training import loop
-from exvae.training.feed import Feeder, uses_scann, uses_table
-from exvae.training.step import state_shardings
+from exvae.training.feed import Feeder, uses_index, uses_table
+from exvae.training.setup import start
 from tests.conftest import TINY_FIELDS
 
 SETTINGS = [
@@ -66,7 +68,7 @@ def make_config(architecture: str, search: str, images: Path):
 def first_state(architecture: str, images: Path):
     """Initialised and encoded only once: that takes as long to compile as the step."""
     setup = loop.prepare(make_config(architecture, "scann", images), Path(tempfile.mkdtemp()))
-    state, _ = loop._start(setup, mock.Mock(restore_latest=lambda like: None))
+    state, _ = start(setup, mock.Mock(restore_latest=lambda like: None))
     return jax.tree.map(np.array, sharding.fetch(state))
 
 
@@ -76,7 +78,7 @@ def place(state, setup):
     fill = lambda table: np.pad(table[: len(setup.store)], ((0, num_rows - len(setup.store)), (0, 0)))  # noqa: E731
     state = state.replace(
         table=fill(state.table) if uses_table(setup.config) else None,
-        indexed=tuple(map(fill, state.indexed)) if uses_scann(setup.config) else None,
+        indexed=tuple(map(fill, state.indexed)) if uses_index(setup.config) else None,
     )
     put = lambda place, part: sharding._put(place, part)  # noqa: E731
     return jax.tree.map(put, state_shardings(setup.mesh), state, is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
@@ -87,9 +89,14 @@ def run_steps(architecture: str, search: str, images: Path) -> dict[str, np.ndar
     setup = loop.prepare(make_config(architecture, search, images), Path(tempfile.mkdtemp()))
     assert setup.steps_per_epoch == 20
     state = place(first_state(architecture, images), setup)
-    feeder = Feeder(setup.config, setup.model, setup.mesh, setup.store, state)
-    progress = metrics.Progress(20, 16)
-    state = loop._run_epoch(setup, state, 1, mock.Mock(), progress, loop.Stopwatch({}), feeder)
+    tools = loop.Tools(
+        checkpoints=mock.Mock(),
+        writer=NoWriter(),
+        progress=Progress(20, 16),
+        stopwatch=loop.Stopwatch({}),
+        feeder=Feeder(setup.config, setup.model, setup.mesh, setup.store, state),
+    )
+    state = loop._run_epoch(setup, tools, state, 1)
     assert int(state.step) == 20
     values = {"params": state.params, "average": state.average, "loss": state.sums["loss"]}
     leaves = jax.tree_util.tree_leaves_with_path(values)

@@ -10,9 +10,9 @@ import pytest
 
 import exvae
 from exvae.evaluation.evaluate import mean_elbo
+from exvae.keys import VALID, stream
 from exvae.runs.checkpoint import Checkpoints
 from exvae.training import loop
-from exvae.training.step import VALID, stream
 from tests import test_every_architecture
 from tests.training.test_loop import assert_same_run, metric_lines
 
@@ -21,7 +21,7 @@ def restored(config, workdir):
     """What stays the same during the run in `workdir`, and its last state."""
     setup = loop.prepare(config, workdir)
     checkpoints = Checkpoints(workdir)
-    state, _ = loop._start(setup, checkpoints)
+    state, _ = loop.start(setup, checkpoints)
     checkpoints.close()
     return setup, state
 

@@ -26,7 +26,7 @@ def final_state(config, workdir: Path) -> dict:
     """Every array of the last checkpoint, by its path."""
     setup = loop.prepare(config, workdir)
     checkpoints = Checkpoints(workdir)
-    state, _ = loop._start(setup, checkpoints)
+    state, _ = loop.start(setup, checkpoints)
     checkpoints.close()
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
 
@@ -174,16 +174,16 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tiny_config, tmp_p
     loop.train(tiny_config, tmp_path)
     good = final_state(tiny_config, tmp_path)
     tiny_config.train.epochs = 3
-    start = loop._start
+    start = loop.start
 
     def poisoned(setup, checkpoints):
         state, seconds = start(setup, checkpoints)
         return state.replace(params=jax.tree.map(lambda p: p * jnp.nan, state.params)), seconds
 
-    monkeypatch.setattr(loop, "_start", poisoned)
+    monkeypatch.setattr(loop, "start", poisoned)
     with pytest.raises(loop.Diverged, match="step 9"):
         loop.train(tiny_config, tmp_path)
-    monkeypatch.setattr(loop, "_start", start)
+    monkeypatch.setattr(loop, "start", start)
     after = final_state(tiny_config, tmp_path)
     assert after[".step"] == 8
     for name in good:
@@ -214,7 +214,7 @@ def test_table_rows_change_only_where_images_were_encoded(tiny_config, tmp_path)
     """Algorithm 1: one step writes the means of the batch and of its neighbours, and no other row."""
     setup = loop.prepare(tiny_config, tmp_path)
     checkpoints = Checkpoints(tmp_path)
-    state, _ = loop._start(setup, checkpoints)
+    state, _ = loop.start(setup, checkpoints)
     checkpoints.close()
     means = np.asarray(setup.evaluator.encode_all(state.params, setup.store))
     np.testing.assert_array_equal(state.table, means)  # filled before the first step

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from exvae import objectives
 from exvae.config import get_config
 from exvae.training import optim
 
@@ -97,7 +98,7 @@ def test_kl_weight_rises_by_epochs(warmup, want):
     per_epoch = 7
     for epoch, beta in want.items():
         for step in (per_epoch * (epoch - 1), per_epoch * epoch - 1):  # first and last step of the epoch
-            assert float(optim.kl_weight(jnp.int32(step), per_epoch, warmup)) == pytest.approx(beta)
+            assert float(objectives.kl_weight(jnp.int32(step), per_epoch, warmup)) == pytest.approx(beta)
 
 
 def test_weight_decay_shrinks_the_networks_matrices_alone():
@@ -128,58 +129,3 @@ def test_average_equals_a_hand_written_loop(decay):
         for name, value in params.items():
             want[name] = d * want[name] + (1 - d) * value.astype(np.float64)
             np.testing.assert_allclose(average[name], want[name], rtol=1e-5, atol=1e-6, err_msg=f"{name} {t}")
-
-
-def test_patience_counts_epochs_where_not_all_are_validated():
-    stopping, bad = optim.EarlyStopping.start(), []
-    for epoch, elbo in ((5, -3.0), (10, -4.0), (15, -3.0), (20, -2.0)):
-        stopping = stopping.update(epoch, elbo, 0, 5)
-        bad.append(int(stopping.bad_epochs))
-    assert bad == [0, 5, 10, 0] and int(stopping.best_epoch) == 20
-
-
-@pytest.mark.parametrize("warmup", [0, 1, 10])
-def test_early_stopping_equals_a_hand_written_loop(warmup):
-    rng = np.random.default_rng(warmup)
-    elbos = [float(np.float32(e)) for e in rng.normal(-100, 1, 40)]
-    stopping = optim.EarlyStopping.start()
-    best, best_epoch, bad = -math.inf, 0, 0
-    longest = 0
-    for epoch, elbo in enumerate(elbos, 1):
-        stopping = stopping.update(epoch, elbo, warmup)
-        if elbo > best:
-            best, best_epoch, bad = elbo, epoch, 0
-        else:
-            bad += 1
-        if epoch < warmup:
-            bad = 0
-        longest = max(longest, bad)
-        assert (float(stopping.best_elbo), int(stopping.best_epoch), int(stopping.bad_epochs)) == (
-            best,
-            best_epoch,
-            bad,
-        )
-    assert longest > 5
-
-
-def test_early_stopping_counts_from_the_end_of_the_warmup():
-    stopping = optim.EarlyStopping.start()
-    counts = []
-    for epoch in range(1, 8):
-        stopping = stopping.update(epoch, -float(epoch), 5)  # worse every epoch
-        counts.append(int(stopping.bad_epochs))
-    assert counts == [0, 0, 0, 0, 1, 2, 3]
-    assert int(stopping.best_epoch) == 1
-
-
-@pytest.mark.parametrize("elbo", [-90.5, -90.1, -90.3])  # -90.3 rounds down in float32
-def test_early_stopping_counts_a_plateau_as_bad(elbo):
-    stopping = optim.EarlyStopping.start()
-    for epoch in range(1, 5):
-        stopping = stopping.update(epoch, elbo, 0)
-    assert (int(stopping.best_epoch), int(stopping.bad_epochs)) == (1, 3)
-
-
-def test_early_stopping_does_not_take_nan_for_better():
-    stopping = optim.EarlyStopping.start().update(1, -5.0, 0).update(2, math.nan, 0)
-    assert (float(stopping.best_elbo), int(stopping.bad_epochs)) == (-5.0, 1)

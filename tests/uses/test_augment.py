@@ -11,7 +11,7 @@ import pytest
 
 from exvae import data
 from exvae.errors import UserError
-from exvae.runs import metrics
+from exvae.runs import progress
 from exvae.uses import augment, classifier
 
 KEY = jax.random.key(0)
@@ -146,13 +146,13 @@ def test_killed_training_goes_on_to_the_same_bits_and_done_networks_are_not_trai
     straight = elsewhere(run, "straight")
     augment.main(straight)
 
-    class Kill(metrics.Countdown):
+    class Kill(progress.Countdown):
         def show(self, done):
             if done > 360:  # in the second epoch
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(metrics, "Countdown", Kill)
+        patch.setattr(progress, "Countdown", Kill)
         with pytest.raises(KeyboardInterrupt):
             augment.main(run)
     assert len(seen) == 1

@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 from scipy import stats
 
+from exvae import objectives
 from exvae.data import Split
 from exvae.distributions import Normal
 from exvae.errors import UserError
+from exvae.priors import PRIORS
 from exvae.runs import outputs
 from exvae.uses import gallery, generate
 
@@ -85,15 +87,19 @@ def test_class_conditional_samples_start_from_that_class_only(identity_run, prio
 
 
 def test_prior_samples_have_its_moments(make_run):
-    for prior in ("gaussian", "vamp"):
+    for prior in ("gaussian", "vamp", "exemplar"):
         run = make_run(prior)
-        module = generate.PRIORS[prior]
-        z = np.asarray(module.sample(KEY, run.model, run.params, 20_000, 0.5))
+        module = PRIORS[prior]
+        encode = objectives.encoder(run.model, run.params)
+        parts = module.components(run.params["prior"], encode, run.means if prior == "exemplar" else None)
+        z = np.asarray(module.sample(KEY, parts, (20_000, 4), 0.5))
         mean, second = np.zeros(4), 0.25 * np.ones(4)
         if prior == "vamp":
-            q = module.components(run.model, run.params, None)
-            mean = np.mean(q.mean, 0)
-            second = np.mean(np.square(q.mean) + 0.25 * np.exp(q.log_var), 0)
+            mean = np.mean(parts.mean, 0)
+            second = np.mean(np.square(parts.mean) + 0.25 * np.exp(parts.log_var), 0)
+        if prior == "exemplar":
+            mean = np.mean(parts.means, 0)
+            second = np.mean(np.square(parts.means) + 0.25 * np.exp(parts.log_var), 0)
         spread = 5 * np.sqrt(second / len(z))
         assert (abs(z.mean(0) - mean) < spread).all()
         np.testing.assert_allclose(np.mean(z**2, 0), second, rtol=0.1)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exvae.retrieval import NOBODY, select
+from exvae.retrieval import NOBODY, slots
+from exvae.retrieval import table as tables
 from exvae.retrieval.draw import draw_exemplars
 from exvae.scale import sharding
 
@@ -25,7 +26,7 @@ def test_cut_keeps_the_first_k_valid(k, leave_out):
     for m in (30, 15, 1):
         draw = draw_exemplars(KEY, m, n, m)
         allowed = draw.contains(np.arange(n))
-        got = select.cut(candidates, k, draw=draw, leave_out=own if leave_out else None)
+        got = slots.cut(candidates, k, draw=draw, leave_out=own if leave_out else None)
         for b in range(8):
             left = [c for c in candidates[b] if c != NOBODY and allowed[c] and not (leave_out and c == own[b])]
             want = (left + [NOBODY] * k)[:k]
@@ -34,17 +35,17 @@ def test_cut_keeps_the_first_k_valid(k, leave_out):
 
 def test_each_once_keeps_one_slot_of_each_exemplar_where_it_is():
     rng = np.random.default_rng(0)
-    run = jax.jit(select.each_once)
+    run = jax.jit(slots.each_once)
     for high in (3, 20, 10_000):
         for empty in (0.0, 0.3, 1.0):
-            slots = np.where(rng.random(30) < empty, NOBODY, rng.integers(0, high, 30))
-            got = np.asarray(run(slots))
-            assert sorted(got[got != NOBODY]) == sorted(set(slots) - {NOBODY})
-            assert np.all((got == slots) | (got == NOBODY))
+            held = np.where(rng.random(30) < empty, NOBODY, rng.integers(0, high, 30))
+            got = np.asarray(run(held))
+            assert sorted(got[got != NOBODY]) == sorted(set(held) - {NOBODY})
+            assert np.all((got == held) | (got == NOBODY))
 
 
 def test_each_once_keeps_exemplar_zero():
-    assert sorted(np.asarray(select.each_once(jnp.array([0, 0, 0, 0])))) == [NOBODY, NOBODY, NOBODY, 0]
+    assert sorted(np.asarray(slots.each_once(jnp.array([0, 0, 0, 0])))) == [NOBODY, NOBODY, NOBODY, 0]
 
 
 def test_update_writes_exactly_the_named_rows():
@@ -57,5 +58,5 @@ def test_update_writes_exactly_the_named_rows():
         if row != NOBODY:
             want[row] = mean
     mesh = sharding.make_mesh()
-    got = jax.jit(lambda *args: select.update(mesh, *args))(table, index, means)
+    got = jax.jit(lambda *args: tables.update(mesh, *args))(table, index, means)
     np.testing.assert_array_equal(got, want)
