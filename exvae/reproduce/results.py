@@ -19,7 +19,6 @@ from exvae import config as configs
 from exvae import files
 from exvae.errors import UserError
 from exvae.reproduce import paper
-from exvae.sweeps import sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
@@ -300,9 +299,9 @@ def make_page(folder: Path, out: Path, readme: Path | None = None) -> int:
     """The number of finished cells that it is made of."""
     cells = read_all(folder)
     new = None if readme is None else with_summary(readme.read_text(), cells)
-    sweep.write(out, page(cells))
+    files.write_text(out, page(cells))
     if readme is not None:
-        sweep.write(readme, new)
+        files.write_text(readme, new)
     return len(cells)
 
 

@@ -96,6 +96,13 @@ def test_results_command_without_out_writes_page_and_readme(tmp_path, monkeypatc
     assert "has lost its lines" in capsys.readouterr().err and not (tmp_path / "PAGE").exists()
 
 
+def test_pages_that_the_command_writes_are_no_change_of_the_code():
+    """Else the first finished cell of a reproduction, which renews them, would leave no clean tree to the others."""
+    source = "".join(path.read_text() for path in (results.ROOT / "exvae" / "runs").glob("*.py"))
+    for name in ("docs", "results", "README.md"):
+        assert f'":(top,exclude){name}"' in source, f"add {name} to OUTPUTS"
+
+
 def test_mean_over_runs_of_two_recipes_is_refused():
     old = make_cell()
     new = make_cell("mnist_vae_exemplar_seed1", seed=1)
