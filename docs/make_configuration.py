@@ -83,7 +83,7 @@ NOTES = {
     "prior.num_pseudo_inputs": "Omniglot: 1000.",
     "retrieval.search": "The experiments with convolutional architectures use `exact`.",
     "retrieval.num_neighbours": "At most M. CelebA: 5.",
-    "retrieval.leaves_searched": "Enough means three times the candidates.",
+    "retrieval.leaves_searched": "Enough leaves hold three times the candidates.",
     "retrieval.reorder": "With codes, five times the candidates are scored exactly.",
     "objective.samples": "An even number comes in pairs with opposite noise.",
     "optim.estimator": "`stl` (sticking the landing) has no gradient through the parameters of q there: the same mean "
@@ -96,7 +96,6 @@ NOTES = {
     "generate.index": "Typed as `3,5`.",
     "represent.explain": "The eight are spread over the test set.",
     "augment.lambdas": "Fashion-MNIST: 1, 0.8.",
-    "augment.label_smoothing": "Probability that is shared among all classes.",
 }
 
 
