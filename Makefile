@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+VENV_DOCS ?= .venv-docs
 
-.PHONY: quickstart test test-faults lint bench reproduce
+.PHONY: quickstart test test-faults lint bench reproduce docs
 
 quickstart: $(VENV)/installed
 	$(BIN)/python launch.py --config=experiments/quickstart.py --workdir=runs/quickstart
@@ -31,6 +32,10 @@ bench: $(VENV)/installed
 reproduce: $(VENV)/installed
 	$(BIN)/python -m exvae.reproduce $(ARGS)
 
+# The site, in site/. The sources are only read, so that the packages of requirements.txt need not be installed.
+docs: $(VENV_DOCS)/installed
+	NO_MKDOCS_2_WARNING=1 $(VENV_DOCS)/bin/mkdocs build --strict
+
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -r requirements.txt
@@ -38,4 +43,9 @@ $(VENV)/installed: requirements.txt
 
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	touch $@
+
+$(VENV_DOCS)/installed: requirements-docs.txt
+	$(PYTHON) -m venv $(VENV_DOCS)
+	$(VENV_DOCS)/bin/python -m pip install --quiet -r requirements-docs.txt
 	touch $@

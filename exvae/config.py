@@ -33,99 +33,99 @@ FREE_ON_RESUME = (
 def get_config() -> ml_collections.ConfigDict:
     """The paper's settings for MNIST and the dense VAE; `experiments/` changes a few fields each."""
     config = ml_collections.ConfigDict()
-    config.seed = 0  # of initialisation, shuffles and every draw
+    config.seed = 0  # seed of the initialisation, the shuffles and everything that is drawn
 
     config.data = data = ml_collections.ConfigDict()
-    data.name = "mnist_5k"  # a named set, npz:PATH or images:PATH
-    data.dir = ""  # folder with the data files; '' looks at EXVAE_DATA_DIR and the other places of the README
-    data.split_seed = 0  # of the shuffle before a split, apart from `seed` so that runs share their splits
-    data.image_size = 28  # images:PATH is resized to this height and width; 0 keeps the size
-    data.colour = False  # images:PATH keeps three channels
-    data.num_images = 10_000  # glyphs: how many to draw
-    data.device_mib = 0.0  # training images beyond it stay on the host; 0: a quarter of a device's memory
+    data.name = "mnist_5k"  # a named data set, npz:PATH or images:PATH
+    data.dir = ""  # folder with the data files; '': EXVAE_DATA_DIR, then the other places (docs/data.md)
+    data.split_seed = 0  # seed of the shuffle before a split; separate from `seed`, so that runs share their splits
+    data.image_size = 28  # images:PATH: height and width to resize to; 0: keep the size
+    data.colour = False  # images:PATH: keep three channels
+    data.num_images = 10_000  # glyphs: number of images to draw
+    data.device_mib = 0.0  # training images that take more stay on the host; 0: a quarter of a device's memory
     data.memory_mib = 1024  # decoded images (images:PATH, celeba) that take more are mapped from the cache folder
 
     config.model = model = ml_collections.ConfigDict()
-    model.architecture = "vae"  # vae, hvae, convhvae, pixelsnail, celeba; parzen: no model, a Parzen window on pixels
-    model.latent_dim = 40  # of z (z2 in the hierarchical architectures)
-    model.lower_latent_dim = 0  # of z1; 0: as latent_dim
+    model.architecture = "vae"  # `parzen` is no model, but a Parzen window on pixels
+    model.latent_dim = 40  # size of z (of z2 in the hierarchical architectures)
+    model.lower_latent_dim = 0  # size of z1 in the hierarchical architectures; 0: as latent_dim
     model.hidden_dim = 300  # units of a dense hidden layer
-    model.channels = 64  # of convhvae's and pixelsnail's decoder; celeba has 1, 2, 4 and 8 times as many
-    model.likelihood = "bernoulli"  # p(x|z): bernoulli, discretized_logistic; kernel of parzen: bernoulli, gaussian
+    model.channels = 64  # channels of the decoder of convhvae and pixelsnail; celeba has 1, 2, 4 and 8 times as many
+    model.likelihood = "bernoulli"  # p(x|z) of a pixel; with parzen the kernel: bernoulli or gaussian
 
     config.prior = prior = ml_collections.ConfigDict()
-    prior.name = "exemplar"  # gaussian, vamp, exemplar
-    prior.num_exemplars = 0  # M, exemplars drawn for each step; 0: half of the training set
+    prior.name = "exemplar"  # prior of the top latent
+    prior.num_exemplars = 0  # M, the exemplars drawn for each step; 0: half of the training set
     prior.leave_one_out = True  # an image is not its own exemplar (O1)
-    prior.num_pseudo_inputs = 500  # vamp: components
+    prior.num_pseudo_inputs = 500  # vamp: number of components
     prior.activation_mib = 1024  # memory for exemplars' activations in the backward pass; the rest is recomputed
 
     config.retrieval = retrieval = ml_collections.ConfigDict()
-    retrieval.search = "none"  # none: all M drawn exemplars count; exact, scann: only nearest neighbours (RAT, O3)
-    retrieval.num_neighbours = 10  # K
-    retrieval.scored = "union"  # each z against the union of the batch's neighbours, or its `own` K (Eq. 12)
-    retrieval.refresh_epochs = 0  # re-encode the whole table of means every so many epochs; 0: only updates (Alg. 1)
+    retrieval.search = "none"  # none: all M drawn exemplars count; exact, scann: only the nearest neighbours (RAT, O3)
+    retrieval.num_neighbours = 10  # K, the neighbours of each image
+    retrieval.scored = "union"  # union: each z sees the neighbours of the whole batch; own: only its own K (Eq. 12)
+    retrieval.refresh_epochs = 0  # epochs between two encodings of the whole table of means; 0: never (Alg. 1)
     retrieval.rebuild_steps = 0  # scann: steps between two builds of the index; 0: N / 400, at least 500
     retrieval.leaves = 0  # scann: leaves of the tree; 0: sqrt(N), and no tree below 10,000 exemplars
-    retrieval.leaves_searched = 0  # scann: leaves that a query looks into; 0: 25, or enough for what is asked for
+    retrieval.leaves_searched = 0  # scann: leaves that a query searches; 0: 25, or enough for the candidates
     retrieval.reorder = 0  # scann: rows scored exactly after 4-bit codes; 0: codes from N = 500,000 on; -1: no codes
-    retrieval.min_recall = 0.9  # scann: warn where the index finds less than this of the K nearest
+    retrieval.min_recall = 0.9  # scann: warn if the index finds a smaller fraction of the K nearest
 
     config.objective = objective = ml_collections.ConfigDict()
-    objective.samples = 1  # of z for each image of a batch: the training ELBO is their mean
+    objective.samples = 1  # codes z drawn for each image of a batch; the training ELBO is their mean
 
     config.optim = optim = ml_collections.ConfigDict()
-    optim.learning_rate = 5e-4  # constant, or the peak of the cosine
-    optim.schedule = "constant"  # constant, cosine
-    optim.rise_steps = 1000  # cosine: linear rise to the peak
+    optim.learning_rate = 5e-4  # the constant rate, or the peak of the cosine
+    optim.schedule = "constant"  # how the learning rate changes over the steps
+    optim.rise_steps = 1000  # cosine: steps of the linear rise to the peak
     optim.floor = 0.02  # cosine: last rate as a fraction of the peak
-    optim.normalise_gradients = True  # each tensor's gradient to unit norm before Adam
-    optim.estimator = "plain"  # plain: every gradient of the ELBO (the paper); stl: none through q in log q(z|x)
-    optim.ema = 0.0  # decay of an average of the parameters, which is what is validated and used; 0: no average
-    optim.weight_decay = 0.0  # fraction of a weight matrix or kernel of the networks that a step of rate 1 takes away
-    optim.kl_warmup_epochs = 100  # beta rises linearly to 1 over these
+    optim.normalise_gradients = True  # scale each tensor's gradient to unit norm before Adam
+    optim.estimator = "plain"  # plain: the whole gradient of the ELBO (the paper); stl: none through q in log q(z|x)
+    optim.ema = 0.0  # decay of an average of the parameters, which is then validated and used; 0: no average
+    optim.weight_decay = 0.0  # fraction of the networks' matrices and kernels that a step of rate 1 takes away
+    optim.kl_warmup_epochs = 100  # epochs over which the weight of the KL rises linearly to 1
 
     config.train = train = ml_collections.ConfigDict()
-    train.epochs = 2000  # at most
-    train.batch_size = 100  # B
-    train.validate_epochs = 1  # validate after every so many epochs, and after the last
-    train.patience = 50  # stop after so many epochs without a better validation ELBO (never within the warm-up)
-    train.checkpoint_minutes = 5.0  # the latest state is saved at every epoch's end and at least this often
+    train.epochs = 2000  # largest number of epochs
+    train.batch_size = 100  # B, the images of a step
+    train.validate_epochs = 1  # epochs between two validations; the last epoch is always validated
+    train.patience = 50  # stop after this many epochs without a better validation ELBO (never within the warm-up)
+    train.checkpoint_minutes = 5.0  # longest time between two checkpoints; there is one at the end of every epoch, too
 
     config.eval = evaluation = ml_collections.ConfigDict()
-    evaluation.method = "pruned"  # pruned: the nearest exemplars and an audit of what that loses; exact: all of them
-    evaluation.iwae_samples = 5000  # S, importance samples for an image's log-likelihood
-    evaluation.num_images = 0  # log-likelihood of so many test images, drawn at random; 0: all
-    evaluation.candidates = 1000  # pruned: exemplars that count, nearest to the posterior mean
+    evaluation.method = "pruned"  # pruned: the nearest exemplars, with an audit of what that loses; exact: all of them
+    evaluation.iwae_samples = 5000  # S, the importance samples for the log-likelihood of an image
+    evaluation.num_images = 0  # test images to compute the log-likelihood of, drawn at random; 0: all
+    evaluation.candidates = 1000  # pruned: number of exemplars that count, the nearest to the posterior mean
     evaluation.audit = 16  # pruned: samples of an image that are scored against all exemplars
-    evaluation.tolerance = 1e-3  # pruned: nats; where the audit finds more, candidates are doubled
-    evaluation.exemplars = "train"  # of the prior, in every task: train, train+valid, npz:PATH or images:PATH
+    evaluation.tolerance = 1e-3  # pruned: loss in nats above which the candidates of an image are doubled
+    evaluation.exemplars = "train"  # images that are the exemplars of the prior, in every task
 
     config.generate = generate = ml_collections.ConfigDict()
-    generate.seed = 0  # of what is drawn: another seed, other images
-    generate.num_images = 100  # random samples
+    generate.seed = 0  # seed of everything that is drawn
+    generate.num_images = 100  # number of random samples
     generate.num_sources = 9  # exemplars to draw plates around, pairs to interpolate between, chains to iterate
     generate.index = ()  # numbers of the exemplars to start from; (): at random
-    generate.label = -1  # start from exemplars of this class only; -1: of any
+    generate.label = -1  # class of the exemplars to start from; -1: any
     generate.temperature = 1.0  # factor on sigma
     generate.draw = False  # draw pixels from p(x|z) instead of showing its mean
-    generate.steps = 10  # of an interpolation, its ends included, and of a chain
+    generate.steps = 10  # images of an interpolation, its ends included, and of a chain
 
     config.represent = represent = ml_collections.ConfigDict()
-    represent.tsne_images = 10_000  # test images in the t-SNE plot, at most; 0: no plot
+    represent.tsne_images = 10_000  # largest number of test images in the t-SNE plot; 0: no plot
     represent.explain = ()  # numbers of the test images to explain by their exemplars; (): eight of them
-    represent.memorisation_images = 1000  # samples, and held-out images, whose nearest training image is looked for
+    represent.memorisation_images = 1000  # samples, and held-out images, to find the nearest training image of
 
     config.augment = augment = ml_collections.ConfigDict()
     augment.lambdas = (1.0, 0.4)  # weights of the real images in the loss, networks for each; 1: no augmentation
-    augment.networks = 10  # for each lambda, with seeds 0, 1, ...
-    augment.split = "test"  # test: trained on train+valid, error on test; valid: trained on train, error on valid
+    augment.networks = 10  # networks for each lambda, with seeds 0, 1, ...
+    augment.split = "test"  # test: train on train+valid, error on test; valid: train on train, error on valid
     augment.hidden_dim = 1024  # units of each of the two hidden layers
-    augment.epochs = 100  # over the real images
-    augment.batch_size = 100  # real images of a step, and as many synthetic ones
-    augment.learning_rate = 0.1  # SGD with momentum 0.9; falls linearly to 1 %
-    augment.label_smoothing = 0.1
-    augment.compare = ""  # pattern of other runs' folders whose errors are drawn into the plot too
+    augment.epochs = 100  # epochs over the real images
+    augment.batch_size = 100  # real images of a step, and as many new ones
+    augment.learning_rate = 0.1  # rate of SGD with momentum 0.9; falls linearly to 1 %
+    augment.label_smoothing = 0.1  # probability that is shared among all classes
+    augment.compare = ""  # pattern of the folders of other runs to draw into the plot over lambda, too; '': none
     return config
 
 

@@ -181,12 +181,3 @@ def test_differences_hold_the_number_of_epochs_where_the_rate_depends_on_it():
     one["optim"]["schedule"] = other["optim"]["schedule"] = "cosine"
     other["train"]["epochs"] = 7
     assert configs.differences(one, other) == ["train.epochs: 2000 here, 7 in the run"]
-
-
-def test_readme_lists_every_field_with_its_default():
-    table = dict(re.findall(r"^\| `([a-z_.]+)` \| (.*?) \| ", (ROOT / "README.md").read_text(), re.M))
-    flat = configs._flat(configs.get_config().to_dict())
-    assert flat.keys() <= table.keys()
-    for field, default in flat.items():
-        text = table[field].strip("`")
-        assert text in (str(default), repr(default)) or float(text) == default, field

@@ -1,8 +1,6 @@
 """A trained model from Python: `exvae.load`."""
 
 import json
-import re
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -158,17 +156,6 @@ def test_log_likelihood_of_the_test_set_is_that_of_the_task(loaded):
     loaded.config.eval.candidates, loaded.config.eval.audit, loaded.config.eval.tolerance = 50, 4, 1e9
     found = loaded.log_likelihood(loaded.dataset.test.images, num_samples=20)
     assert found.mean() == pytest.approx(results["log_likelihood"], abs=1e-4)
-
-
-def test_lines_of_the_readme_work_when_pasted(copied):
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    (lines,) = re.findall(r"```python\n(.*?)```", readme, re.S)
-    names = {}
-    exec(lines.replace("runs/quickstart", str(copied[1])), names)
-    assert names["new"].shape == names["back"].shape == (16, 28, 28, 1)
-    assert names["path"].shape == (8, 10, 28, 28, 1) and names["more"].shape == (16, 4, 28, 28, 1)
-    assert names["why"].responsibility.shape == (16, 5) and names["nats"].shape == (16,)
-    assert len(names["other"].exemplars) == 40 and len(names["x"]) == len(names["y"]) == 100
 
 
 def test_labels_of_another_length_are_refused(loaded):

@@ -1,6 +1,6 @@
 """Finished cells of the paper's tables: `results/<cell>.json`, and docs/results.md made from them.
 
-python -m exvae.results            writes docs/results.md
+python -m exvae.results            writes docs/results.md and the table in README.md
 """
 
 from __future__ import annotations
@@ -21,20 +21,26 @@ from exvae.errors import UserError
 from exvae.reproduce import paper
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+RESULTS, PAGE, README = ROOT / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
+MARKS = ("<!-- results -->\n", "<!-- /results -->\n")  # the README's table is between them
 TITLES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "omniglot": "Omniglot"}
 ARCHITECTURES = ("vae", "hvae", "convhvae", "pixelsnail")
 PRIORS = ("exemplar", "vamp", "gaussian")
 INTRODUCTION = """# Results
 
-Made by `python -m exvae.results` from the files in `results/`, which `make reproduce` writes. Do not edit.
+`python -m exvae.results` makes this page from the files in `results/`, which `make reproduce` writes. Do not edit it.
 
-Test log-likelihood in nats (importance weighting, 5000 samples, all test images). Ours: mean over the seeds, ± their
-standard deviation where there are several; in brackets the number of seeds. The paper: mean ± over five training runs.
-**Bold**: at least the paper's mean. All runs use `recipe=fast`, which was chosen on validation; test figures of
-earlier versions were seen before it was changed ([the search](recipe.md)). Minutes of training include validation, and
-other work may have run beside it; CPU minutes are of all cores together. The cores are those that a run could use, with
-the rate of a float32 product on each.
+The tables show test log-likelihoods in nats: importance weighting with 5000 samples, on all test images.
+
+- **Ours** is the mean over seeds, with ± the standard deviation if there are several. The number of seeds is in
+  brackets.
+- **The paper's** is its mean ± over five training runs.
+- **Bold** means at least the paper's mean.
+- All runs use `recipe=fast`. It was chosen on validation data, but test results of earlier versions were seen before it
+  was changed ([the search](recipe.md)).
+- Minutes of training include validation, and other programs may have run at the same time. CPU minutes are the sum over
+  all cores.
+- The last column has the number of cores that a run could use, and the rate of a float32 matrix product on each core.
 """
 
 
@@ -177,8 +183,8 @@ def _ablation_rows(cells: Sequence[Cell], *, with_main: bool) -> list[list[str]]
     return rows
 
 
-ABLATION_TEXT = """With RAT and K = 1, where the paper's ablation sums over all M exemplars. Without leave-one-out an
-image's one neighbour is mostly itself.
+ABLATION_TEXT = """These runs use RAT with K = 1, while the paper's ablation sums over all M exemplars. Without
+leave-one-out, the one neighbour of an image is mostly the image itself.
 """
 
 
@@ -217,10 +223,11 @@ def _time_section(cells: Sequence[Cell]) -> list[str]:
         f"{paper.AUTHORS_VALID_ELBO:.2f}",
     ]
     text = (
-        f"Until the validation ELBO passes {paper.AUTHORS_VALID_ELBO}, that of the authors' best epoch (MNIST, `vae`,\n"
-        "exemplar; the authors' batch is 100 images). Minutes: of the training, divided by its epochs. The authors'\n"
-        f"run was not repeated: its minutes are its steps times {paper.AUTHORS_STEP_SECONDS} s, which one takes with\n"
-        "their code on two such cores.\n"
+        f"How long a run takes until its validation ELBO passes {paper.AUTHORS_VALID_ELBO}, the value of the authors'\n"
+        "best epoch (MNIST, `vae`, exemplar; the authors' batch is 100 images). Our minutes are the time of the whole\n"
+        "training, divided by its number of epochs and multiplied by the epochs needed. The authors' run was not\n"
+        f"repeated: its minutes are its number of steps times {paper.AUTHORS_STEP_SECONDS} s, the time of one step\n"
+        "with their code on two such cores.\n"
     )
     header = ("run", "epochs", "steps", "minutes", "best validation ELBO")
     return ["## Time to the paper's number\n", text, table(header, [*rows, authors])]
@@ -260,24 +267,58 @@ def page(cells: Sequence[Cell]) -> str:
     return "\n".join(sections)
 
 
-def make_page(folder: Path, out: Path) -> int:
+def summary(cells: Sequence[Cell]) -> str:
+    """What the README shows of the main table: which cells fall short, then all of them."""
+    rows = []
+    for data, title in TITLES.items():
+        for architecture in ARCHITECTURES:
+            found = _main_rows([cell for cell in cells if _is_main(cell)], data, architecture)
+            rows += [[title, f"`{architecture}`", *row[:4]] for row in found]
+    short = [f"{row[0]} {row[1]} with the {row[2]} prior ({row[5]})" for row in rows if row[5].startswith("-")]
+    total = len(TITLES) * len(paper.LOG_LIKELIHOOD)
+    below = f"Below the paper's mean: {'; '.join(short)}." if short else "None of them is below the paper's mean."
+    text = (
+        f"Of the {total} cells of the paper's main table, {len(rows)} have been measured. {below}\n\n"
+        "Test log-likelihood in nats (5000 importance samples, all test images). The number of seeds is in brackets;\n"
+        "**bold** means at least the paper's mean.\n"
+    )
+    header = ("data", "architecture", "prior", "ours", "the paper's", "difference")
+    return f"{text}\n{table(header, rows)}"
+
+
+def with_summary(readme: str, cells: Sequence[Cell]) -> str:
+    """The README with its table made anew."""
+    before, begin, rest = readme.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not (begin and end):
+        raise UserError(f"the README has lost its lines {MARKS[0].strip()} and {MARKS[1].strip()}")
+    return f"{before}{begin}\n{summary(cells)}\n{end}{after}"
+
+
+def make_page(folder: Path, out: Path, readme: Path | None = None) -> int:
     """The number of finished cells that it is made of."""
     cells = read_all(folder)
+    new = None if readme is None else with_summary(readme.read_text(), cells)
     files.write_text(out, page(cells))
+    if readme is not None:
+        files.write_text(readme, new)
     return len(cells)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m exvae.results", description="Write docs/results.md.")
+    parser = argparse.ArgumentParser(
+        prog="python -m exvae.results", description="Write docs/results.md and the README's table."
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="files of finished cells")
-    parser.add_argument("--out", type=Path, default=PAGE, metavar="FILE", help="the page")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page here, and leave the README as it is")
     options = parser.parse_args(argv)
     try:
         if not options.results.is_dir():
             raise UserError(f"--results={options.results} is no folder")
-        number = make_page(options.results, options.out)
+        out, readme = (options.out, None) if options.out else (PAGE, README)
+        number = make_page(options.results, out, readme)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{number} finished cells -> {options.out}")
+    print(f"{number} finished cells -> {' and '.join(str(path) for path in (out, readme) if path)}")
     return 0

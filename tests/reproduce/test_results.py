@@ -35,6 +35,8 @@ def make_cell(name="mnist_vae_exemplar_seed0", *, value=-82.0, prior="exemplar",
 def test_page_in_the_docs_is_made_from_the_files_of_results():
     found = results.read_all(results.RESULTS)
     assert results.PAGE.read_text() == results.page(found)
+    readme = results.README.read_text()
+    assert readme == results.with_summary(readme, found)
     for cell in found:
         assert not cell.git.endswith("+"), f"{cell.name} was made by a changed tree"
         assert cell.test["num_images"] == {"omniglot": 8070}.get(cell.config["data"]["name"], 10_000)
@@ -63,6 +65,42 @@ def test_page_marks_what_beats_the_paper_and_begins_with_what_does_not():
     assert "| -0.55 | -88.50 | -88.60 |" in text  # the paper's ELBO: KL 25.54, reconstruction -63.06
     assert text.index("What falls short") < text.index("The main table")
     assert "What falls short" not in results.page(good)
+
+
+def test_readme_has_the_main_table_and_names_what_falls_short():
+    good, bad = make_cell(), make_cell("mnist_vae_gaussian_seed0", value=-85.0, prior="gaussian")
+    readme = "before\n<!-- results -->\nstale\n<!-- /results -->\nafter\n"
+    text = results.with_summary(readme, [good, bad])
+    assert text.startswith(
+        "before\n<!-- results -->\n\nOf the 36 cells of the paper's main table, 2 have been measured."
+    )
+    assert text.endswith("<!-- /results -->\nafter\n") and "stale" not in text
+    assert "Below the paper's mean: MNIST `vae` with the gaussian prior (-0.55)." in text
+    assert "| MNIST | `vae` | exemplar | **-82.00 (1)** | -82.09 ± 0.18 | +0.09 |" in text
+    assert results.with_summary(text, [good, bad]) == text
+    assert "None of them is below" in results.with_summary(text, [good])
+    with pytest.raises(UserError, match="has lost its lines"):
+        results.with_summary("no marks", [good])
+
+
+def test_results_command_without_out_writes_page_and_readme(tmp_path, monkeypatch, capsys):
+    results.write(tmp_path, make_cell())
+    for name in ("PAGE", "README"):
+        monkeypatch.setattr(results, name, tmp_path / name)
+    (tmp_path / "README").write_text("<!-- results -->\n<!-- /results -->\n")
+    assert results.main([f"--results={tmp_path}"]) == 0
+    assert "| MNIST |" in (tmp_path / "README").read_text() and (tmp_path / "PAGE").is_file()
+    (tmp_path / "README").write_text("no marks")
+    (tmp_path / "PAGE").unlink()
+    assert results.main([f"--results={tmp_path}"]) == 2
+    assert "has lost its lines" in capsys.readouterr().err and not (tmp_path / "PAGE").exists()
+
+
+def test_pages_that_the_command_writes_are_no_change_of_the_code():
+    """Else the first finished cell of a reproduction, which renews them, would leave no clean tree to the others."""
+    source = "".join(path.read_text() for path in (results.ROOT / "exvae" / "runs").glob("*.py"))
+    for name in ("docs", "results", "README.md"):
+        assert f'":(top,exclude){name}"' in source, f"add {name} to OUTPUTS"
 
 
 def test_mean_over_runs_of_two_recipes_is_refused():
