@@ -29,7 +29,8 @@ from exvae.errors import UserError
 from exvae.reproduce import results
 from exvae.runs import folder, revision
 from exvae.runs.progress import clock
-from exvae.sweeps.sweep import AUTOMATIC, GUARD, lock, same_config
+from exvae.sweeps import child
+from exvae.sweeps.sweep import AUTOMATIC, lock, same_config
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path("runs/reproduce")
@@ -153,29 +154,15 @@ def set_aside(plan: Plan, runs: Path) -> None:
         print(f"moved    a run of another config to {aside}", flush=True)
 
 
-def low_priority(cores: Sequence[int]) -> str:
-    """A program's first lines: it is nice, and stays on these cores.
-
-    Linux may share the cores among sessions first (autogroup). Then niceness counts within a session only, and what
-    counts between them is that of the session, which must be the program's own.
-    """
-    lines = ["import contextlib, os", f"os.nice({NICE})", "if os.getsid(0) == os.getpid():"]
-    lines += ["    with contextlib.suppress(OSError), open('/proc/self/autogroup', 'w') as file:"]
-    lines += [f"        file.write('{NICE}')"]
-    if hasattr(os, "sched_setaffinity"):
-        lines += [f"os.sched_setaffinity(0, {list(cores)})"]
-    return "\n".join([*lines, ""])
-
-
 def start(plan: Plan, runs: Path, slot: int, jobs: int) -> Job:
     """launch.py at low priority on its share of the cores; it ends with this process, however that happens."""
     cores, workdir = cores_of(slot, jobs), runs / plan.name
     set_aside(plan, runs)
     workdir.mkdir(parents=True, exist_ok=True)
     note_revision(workdir)
-    first = low_priority(cores)
-    rate = subprocess.run([sys.executable, "-c", first + MATMUL], cwd=ROOT, capture_output=True, text=True, check=True)
-    command = [sys.executable, "-I", "-c", first + GUARD, str(os.getpid()), sys.executable, *plan.command(runs)]
+    matmul = child.command([sys.executable, "-c", MATMUL], NICE, cores)
+    rate = subprocess.run(matmul, cwd=ROOT, capture_output=True, text=True, check=True)
+    command = child.command([sys.executable, *plan.command(runs)], NICE, cores)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with open(workdir / "log.txt", "a") as log:
         process = subprocess.Popen(

@@ -36,6 +36,7 @@ from exvae import config as configs
 from exvae import files
 from exvae.errors import UserError
 from exvae.runs.progress import clock
+from exvae.sweeps import child
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_FLAGS = ("sweep", "sweep_workers", "sweep_executor", "sweep_slurm", "workdir")
@@ -45,17 +46,6 @@ FIGURES = ("best_epoch", "valid_elbo", "test_elbo", "test_log_likelihood", "seco
 STATUSES = ("done", "failed", "waiting")
 END = "sweep: "  # begins the last line in the log of a point that failed
 POLL_SECONDS = 0.2
-# What a child does before it becomes launch.py: it asks Linux to be killed when its parent ends, however that happens,
-# and leaves it to its parent to hear from Slurm that time is up (USR2). Not a preexec_fn: that forks, and JAX warns.
-GUARD = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("the sweep has ended")
-signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,12 +247,11 @@ def start(point: Point, words: Sequence[str], *, worker: int = 0, workers: int =
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         environment["CUDA_VISIBLE_DEVICES"] = devices(visible, worker, workers)
     command = child_command(words, point)
-    guarded = [sys.executable, "-I", "-c", GUARD, str(os.getpid()), *command]
     point.folder.mkdir(parents=True, exist_ok=True)
     with open(point.log, "a") as log:
         print(f"$ {shlex.join(command)}", file=log, flush=True)
         return subprocess.Popen(
-            guarded, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            child.command(command), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
 
 

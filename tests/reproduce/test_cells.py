@@ -15,6 +15,7 @@ import pytest
 from exvae.reproduce import cells, paper, results
 from exvae.reproduce.cells import Plan
 from exvae.runs import revision
+from exvae.sweeps import child
 from tests.reproduce.test_results import make_cell
 
 ROOT = Path(__file__).parents[2]
@@ -96,9 +97,9 @@ def test_jobs_share_the_cores(monkeypatch):
 
 def test_a_cell_has_its_cores_and_a_low_priority_between_sessions_too():
     core = min(os.sched_getaffinity(0))
-    report = "f = '/proc/self/autogroup'\n"
+    report = "import os; f = '/proc/self/autogroup'; "
     report += "print(os.nice(0), os.sched_getaffinity(0), os.path.exists(f) and open(f).read())"
-    program = [sys.executable, "-c", cells.low_priority([core]) + report]
+    program = child.command([sys.executable, "-c", report], cells.NICE, [core])
     done = subprocess.run(program, capture_output=True, text=True, check=True, start_new_session=True)
     nice, cores, group = done.stdout.strip().split(" ", 2)
     assert int(nice) == min(19, os.nice(0) + cells.NICE) and cores == f"{{{core}}}"
