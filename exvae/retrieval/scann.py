@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
-import os
-import sys
-import threading
-from collections.abc import Iterator
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +20,8 @@ LEAVES_SEARCHED = 25  # at the least; with sqrt(N) leaves about 97 % of the 40 n
 CODES_FROM = 500_000  # rows from which 4-bit codes save more time than they cost (40 dimensions)
 REORDERED = 5  # rows scored again exactly for each candidate
 TRAINING_ROWS = 100_000  # rows that k-means sees at most; all rows are then assigned to its centres
+SET_MIN_LOG_LEVEL = "_ZN4absl12lts_2025012714SetMinLogLevelENS0_18LogSeverityAtLeastE"  # of the absl in scann 1.4.2
+WARNING = 1  # absl's number
 
 
 def require() -> None:
@@ -95,6 +95,7 @@ class ScannIndex:
     def __init__(self, table: Float[np.ndarray, "N D"], shape: Shape):
         import scann  # slow to import, and absent where nobody asks for it
 
+        _quiet(scann)
         self._table, self._num_results = table, shape.num_results
         builder = scann.scann_ops_pybind.builder(table, shape.num_results, "squared_l2").set_n_training_threads(1)
         if shape.leaves:
@@ -107,8 +108,7 @@ class ScannIndex:
                 random_init=False,
             )
         builder = builder.score_ah(2).reorder(shape.reorder) if shape.reorder else builder.score_brute_force()
-        with _quiet():
-            self._searcher = builder.build()
+        self._searcher = builder.build()
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
         """Neighbours of rows `index`, nearest first, the row itself among them; NOBODY where too few were found.
@@ -124,21 +124,10 @@ class ScannIndex:
         return neighbours
 
 
-_standard_error = threading.Lock()
+def _quiet(scann: ModuleType) -> None:
+    """Leave of what its C++ core logs on standard error only warnings and errors, not two lines for every build.
 
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """ScaNN's C++ core reports every build on standard error, below Python's reach. What Python says there is kept."""
-    with _standard_error:  # two builds at a time would restore each other's file
-        kept, python_err = os.dup(2), sys.stderr
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            if python_err.fileno() == 2:
-                sys.stderr = open(os.dup(2), "w", buffering=1)  # noqa: SIM115
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+    ScaNN has no setting for it and reads none from the environment. Where the call is missing, the lines appear.
+    """
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(scann.scann_ops_pybind.scann_pybind.__file__)[SET_MIN_LOG_LEVEL](WARNING)

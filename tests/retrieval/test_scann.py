@@ -180,3 +180,16 @@ def test_what_a_build_raises_reaches_the_search():
     indices.start(np.zeros((0, 3), np.float32), None)
     with pytest.raises(Exception):  # noqa: B017  (ScaNN's own)
         indices.search(np.arange(2))
+
+
+def test_builds_say_nothing_on_standard_error(large, capfd):
+    builds = [indexes.in_background(scann.ScannIndex, large[0], shape(41, leaves=20, searched=5)) for _ in range(2)]
+    for build in builds:
+        build.result()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_scann_whose_log_cannot_be_set_works(large, monkeypatch):
+    monkeypatch.setattr(scann, "SET_MIN_LOG_LEVEL", "of_another_version")
+    table, index = large
+    assert scann.ScannIndex(table, shape(41, leaves=20, searched=5)).search(index).shape == (200, 41)
