@@ -131,7 +131,6 @@ def main(argv: list[str]) -> int:
             return 0
         join_processes()
         perform(TASK.value, CONFIG.value, Path(WORKDIR.value or default_workdir()), OUT.value)
-        processes.leave()
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

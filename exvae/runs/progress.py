@@ -1,23 +1,31 @@
-"""Progress of long work: one line that is overwritten on a terminal, a line now and then in a log file."""
+"""How far work is and how long it will take: a bar on a terminal, now and then a line in a log file."""
 
 from __future__ import annotations
 
 import sys
 import time
 
+from tqdm import tqdm
+
+LINE_SECONDS = 60.0  # between two lines within long work
+BAR_SECONDS = 0.5
+
 
 class Progress:
-    """One line that is overwritten on a terminal; in a log file a line per epoch and one a minute within long ones."""
+    """Of training. In a log file a line per epoch and one a minute within long ones."""
 
     def __init__(self, total_steps: int, batch_size: int):
         self._total, self._batch = total_steps, batch_size
-        self._terminal = sys.stdout.isatty()
+        self._bar: tqdm | None = None
         self._shown = time.monotonic()
         self._mark = (0, self._shown)
 
     def begin(self, step: int) -> None:
         """Before the first step of an epoch: speed is that of the steps, without validation."""
         self._mark = (step, time.monotonic())
+        if self._bar is None:
+            self._bar = _bar(self._total * self._batch, step * self._batch)
+        self._bar.unpause()
 
     def rate(self, step: int) -> float:
         """Images per second in this epoch so far."""
@@ -26,46 +34,69 @@ class Progress:
 
     def show(self, step: int, epoch: int, elbo: float) -> None:
         """Inside an epoch."""
-        now = time.monotonic()
-        if now - self._shown < (0.5 if self._terminal else 60.0):
-            return
-        self._shown = now
-        rate = self.rate(step)
-        left = clock((self._total - step) * self._batch / max(rate, 1e-9))
-        text = f"epoch {epoch}  step {step}  train elbo {elbo:.2f}  {rate:.0f} images/s  {left} left"
-        print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", flush=True)
+        if not self._bar.disable:
+            self._bar.set_description_str(f"epoch {epoch}", refresh=False)
+            self._bar.set_postfix_str(f"train elbo {elbo:.2f}", refresh=False)
+            self._bar.update(step * self._batch - self._bar.n)
+        elif (now := time.monotonic()) - self._shown >= LINE_SECONDS:
+            self._shown = now
+            rate = self.rate(step)
+            left = clock((self._total - step) * self._batch / max(rate, 1e-9))
+            print(f"epoch {epoch}  step {step}  train elbo {elbo:.2f}  {rate:.0f} images/s  {left} left", flush=True)
 
     def epoch(self, text: str) -> None:
-        """At an epoch's end."""
-        print(f"\r\x1b[K{text}" if self._terminal else text, flush=True)
+        """At an epoch's end. The bar comes back with the next step: other output until then has its own line."""
+        if self._bar is not None:
+            self._bar.clear()
+        print(text, flush=True)
 
 
 class Countdown:
-    """How far long work is and how long it will take, overwritten on a terminal, once a minute in a log file."""
+    """Of other long work on so many images. In a log file a line a minute and one at the end; `quiet`: nothing."""
 
     def __init__(self, total: int, text: str, *, quiet: bool = False):
         self._total, self._text, self._quiet = total, text, quiet
-        self._terminal = sys.stdout.isatty()
-        self._start = self._began = self._shown = time.monotonic()
-        self._first = 0
+        self._bar: tqdm | None = None
+        self._start = self._shown = time.monotonic()
+        self._mark = (0, self._start)
 
     def show(self, done: int) -> None:
-        now = time.monotonic()
-        if not self._first:  # the first piece of work includes compilation and says nothing of the others
-            self._first, self._began = done, now
-        if now - self._shown < (0.5 if self._terminal else 60.0) or done == self._first:
+        if self._quiet:
             return
-        self._shown = now
-        rate = (done - self._first) / max(now - self._began, 1e-9)
-        left = clock((self._total - done) / rate)
-        self._print(f"{done} / {self._total}  {rate:.1f} images/s  {left} left", end="" if self._terminal else "\n")
-
-    def _print(self, text: str, end: str) -> None:
-        if not self._quiet:
-            print(("\r\x1b[K" if self._terminal else "") + f"{self._text}  {text}", end=end, flush=True)
+        now = time.monotonic()
+        if self._bar is None:  # the first piece of work includes compilation and says nothing of the others
+            self._bar, self._mark = _bar(self._total, done, desc=self._text, smoothing=0), (done, now)
+        elif not self._bar.disable:
+            self._bar.update(done - self._bar.n)
+        elif now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            first, began = self._mark
+            rate = (done - first) / max(now - began, 1e-9)
+            left = clock((self._total - done) / rate)
+            print(f"{self._text}  {done} / {self._total}  {rate:.1f} images/s  {left} left", flush=True)
 
     def end(self) -> None:
-        self._print(f"{self._total} images in {clock(time.monotonic() - self._start)}", end="\n")
+        if self._bar is not None:
+            self._bar.close()
+        if not self._quiet:
+            print(f"{self._text}  {self._total} images in {clock(time.monotonic() - self._start)}", flush=True)
+
+
+def _bar(total: int, initial: int, **options) -> tqdm:
+    """Disabled where standard output is no terminal."""
+    return tqdm(
+        total=total,
+        initial=initial,
+        unit=" images",
+        file=sys.stdout,
+        disable=None,
+        leave=False,
+        position=0,
+        dynamic_ncols=True,
+        mininterval=BAR_SECONDS,
+        miniters=1,  # else tqdm's own thread draws it again, also where a line was begun
+        **options,
+    )
 
 
 def clock(seconds: float) -> str:

@@ -1,25 +1,20 @@
-"""Several processes that train one run together: how they meet, and how one learns that another has ended."""
+"""Several processes that train one run together: how they meet. That they end together JAX sees to."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
-import socket
 import sys
 import threading
 
 import jax
-import numpy as np
 
 from exvae.errors import UserError
-from exvae.scale import sharding
 
 CONNECT_SECONDS = 120  # for all processes to come together
-HEARTBEAT_SECONDS = 60  # after so long without a sign of life JAX takes a process for dead, and ends the others
-BYE = b"."
-
-_connections: list[socket.socket] = []  # of the main process to every other one, of the others to the main one
+# So long after the last sign of life, of which there are two in that time, JAX takes a process for dead and aborts the
+# others, which would wait for it for ever: a dead one is noticed after 5 to 10 s, and one that is stopped for as long
+# counts as dead. The signs come from a thread of their own, also while a process compiles or hardly gets a core.
+HEARTBEAT_SECONDS = 10
 
 
 def join(coordinator: str, num_processes: int, process_id: int) -> None:
@@ -56,66 +51,12 @@ def join(coordinator: str, num_processes: int, process_id: int) -> None:
         ) from error
     finally:
         timer.cancel()
-    _watch()
 
 
 def _visible_devices() -> list[int] | None:
     """All GPUs that SLURM has given to this process. JAX would take the one with the process's number on its node."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return list(range(len(visible.split(",")))) if visible else None
-
-
-def leave() -> None:
-    """This process has done its work: its end must not alarm the others."""
-    for connection in _connections:
-        with contextlib.suppress(OSError):
-            connection.sendall(BYE)
-
-
-def _watch() -> None:
-    """A connection between the main process and every other one: the system closes it when a process ends, however.
-
-    Collectives would wait for the dead until JAX misses its heartbeat, a minute later, and crashes.
-    """
-    address, server = "", None
-    if sharding.is_main():
-        server = socket.create_server(("", 0))
-        address = f"{secrets.token_hex(16)}:{socket.gethostname()}:{server.getsockname()[1]}"
-    letters = np.zeros(256, np.uint8)
-    letters[: len(address)] = np.frombuffer(address.encode(), np.uint8)
-    token, host, port = bytes(np.asarray(sharding.agree(letters))).rstrip(b"\0").decode().split(":")
-    if server is not None:
-        threading.Thread(target=_accept, args=(server, token.encode()), daemon=True).start()
-        return
-    with contextlib.suppress(OSError):  # a name or port that cannot be reached: JAX's heartbeat is left
-        connection = socket.create_connection((host, int(port)), timeout=10)
-        connection.sendall(token.encode())
-        _listen(connection)
-
-
-def _accept(server: socket.socket, token: bytes) -> None:
-    """Whoever knows the token is one of us; others may knock as they like."""
-    while len(_connections) < jax.process_count() - 1:
-        connection = server.accept()[0]
-        with contextlib.suppress(OSError):
-            connection.settimeout(10)
-            if connection.recv(len(token), socket.MSG_WAITALL) == token:
-                _listen(connection)
-
-
-def _listen(connection: socket.socket) -> None:
-    def wait() -> None:
-        heard = b""
-        with contextlib.suppress(OSError):
-            connection.settimeout(None)
-            heard = connection.recv(1)
-        if heard != BYE:
-            _end(
-                "another process of this run has ended; the same command in all of them goes on from what was saved", 1
-            )
-
-    _connections.append(connection)
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _end(message: str, code: int) -> None:

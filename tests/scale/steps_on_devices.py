@@ -122,7 +122,6 @@ def main(out: str, coordinator: str = "", process_id: str = "-1") -> None:
             found |= {f"{size}/{architecture}/{search}/{name}": value for name, value in values.items()}
     if sharding.is_main():
         np.savez(out, **found)
-    processes.leave()
 
 
 if __name__ == "__main__":

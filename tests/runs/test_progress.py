@@ -1,0 +1,152 @@
+"""Progress on a terminal and in a log file."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+import tqdm.std
+
+from exvae.runs import progress
+
+ROOT = Path(__file__).parents[2]
+
+
+class Clock:
+    """Of both this package and tqdm."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(tqdm.std, "time", lambda: self.now)
+
+
+class Terminal(io.StringIO):
+    """What was written, and what is then to be seen."""
+
+    def isatty(self):
+        return True
+
+    def lines(self) -> list[str]:
+        seen = []
+        for row in self.getvalue().split("\n"):
+            shown = ""
+            for part in row.split("\r"):
+                shown = part + shown[len(part) :]
+            seen.append(shown.rstrip())
+        return seen
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def to_terminal(monkeypatch) -> Terminal:
+    """No fixture: pytest sets standard output once more before the test."""
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    return sys.stdout
+
+
+def train(clock, first=0, seconds=90):
+    shown = progress.Progress(total_steps=1000, batch_size=10)
+    clock.now += 30.0  # whatever comes before
+    shown.begin(first)
+    for step in range(first + 1, first + seconds + 1):
+        clock.now += 1.0
+        shown.show(step, 1, -100.0)
+    return shown
+
+
+def test_training_in_a_log_file_is_a_line_an_epoch_and_one_a_minute(clock, capsys):
+    shown = train(clock)
+    assert shown.rate(90) == pytest.approx(10.0)
+    shown.epoch("epoch 1 done")
+    out = capsys.readouterr().out
+    assert out == "epoch 1  step 30  train elbo -100.00  10 images/s  16m10s left\n" + (
+        "epoch 1  step 90  train elbo -100.00  10 images/s  15m10s left\nepoch 1 done\n"
+    )
+
+
+def test_training_on_a_terminal_is_a_bar_below_the_epochs(clock, monkeypatch):
+    terminal = to_terminal(monkeypatch)
+    shown = train(clock, first=410)
+    [line] = terminal.lines()
+    assert line.startswith("epoch 1:  50%|") and "5000/10000" in line
+    assert re.search(r"\[01:30<08:(19|20), 10.00 images/s, train elbo -100.00\]$", line)
+    shown.epoch("epoch 1 done")
+    assert terminal.lines() == ["epoch 1 done", ""]
+    print("other words")  # have a line of their own
+    clock.now += 1000.0  # is none of the steps' time
+    shown.begin(500)
+    clock.now += 1.0
+    shown.show(501, 2, -99.0)
+    *before, line = terminal.lines()
+    assert before == ["epoch 1 done", "other words"]
+    assert re.search(r"^epoch 2:  50%.*<08:(18|19), 10.00 images/s, train elbo -99.00\]$", line)
+    del shown
+    assert terminal.lines() == ["epoch 1 done", "other words", ""]
+
+
+def count(clock, quiet=False):
+    countdown = progress.Countdown(100, "log-likelihood", quiet=quiet)
+    clock.now += 20.0  # compilation, with the first image
+    countdown.show(1)
+    for done in range(2, 62):
+        clock.now += 1.0
+        countdown.show(done)
+    return countdown
+
+
+def test_other_work_in_a_log_file_is_a_line_a_minute_and_one_at_the_end(clock, capsys):
+    count(clock).end()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["log-likelihood  41 / 100  1.0 images/s  0m59s left", "log-likelihood  100 images in 1m20s"]
+
+
+def test_other_work_on_a_terminal_is_a_bar_and_then_a_line(clock, monkeypatch):
+    terminal = to_terminal(monkeypatch)
+    countdown = count(clock)
+    [line] = terminal.lines()
+    assert line.startswith("log-likelihood:  61%|") and line.endswith("61/100 [01:00<00:39,  1.00 images/s]")
+    countdown.end()
+    assert terminal.lines() == ["log-likelihood  100 images in 1m20s", ""]
+
+
+def test_quiet_work_says_nothing(clock, monkeypatch):
+    terminal = to_terminal(monkeypatch)
+    count(clock, quiet=True).end()
+    assert terminal.getvalue() == ""
+
+
+def test_work_that_ends_before_it_is_shown_has_its_last_line(clock, capsys):
+    progress.Countdown(3, "nothing to do").end()
+    assert capsys.readouterr().out == "nothing to do  3 images in 0m00s\n"
+
+
+def test_a_real_terminal_is_recognised():
+    program = (
+        "from exvae.runs.progress import Progress; p = Progress(10, 5); p.begin(0); p.show(1, 1, -3.0); "
+        "p.epoch('epoch 1 done'); print('end')"
+    )
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    _, err = process.communicate(timeout=60)
+    out = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert err == b"" and "0/50 [00:00<?, ? images/s]" in out
+    assert out.rstrip("\r").endswith("\repoch 1 done\r\nend\r\n")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "0m05s"), (65.9, "1m05s"), (3725, "1h02m")])
+def test_clock_is_short(seconds, text):
+    assert progress.clock(seconds) == text
