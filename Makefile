@@ -19,6 +19,7 @@ test-faults: $(VENV)/installed-dev
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.train_step

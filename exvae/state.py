@@ -30,8 +30,9 @@ class EarlyStopping(NamedTuple):
         return cls(jnp.float32(-jnp.inf), jnp.int32(0), jnp.int32(0))
 
 
-@struct.dataclass
-class TrainState:
+class TrainState(struct.PyTreeNode):
+    """Saved in every checkpoint, by the names of its fields."""
+
     step: Int[Array, ""]  # steps taken
     params: dict  # {"model": ..., "prior": ...}, and with batch norm "batch_stats": its running statistics
     average: dict | None  # of the parameters and statistics over past steps; None without optim.ema
