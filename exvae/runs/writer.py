@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tensorboardX import SummaryWriter
 
@@ -12,6 +12,7 @@ from exvae import files
 from exvae.scale import sharding
 
 
+@runtime_checkable
 class Writer(Protocol):
     """Where the figures of a run go."""
 
