@@ -18,13 +18,14 @@ _CLEAR: list[Callable[[], None]] = []
 
 def for_equal_configs(make: Callable[Concatenate[ConfigDict, P], T]) -> Callable[Concatenate[ConfigDict, P], T]:
     """Cache make(config, ...) by `GROUPS` of the config and by the other arguments."""
-    cached = functools.lru_cache(maxsize=16)(make)
+    cache = functools.lru_cache(maxsize=16)(make)
+    cached: Callable[..., T] = cache
 
     @functools.wraps(make)
     def made(config: ConfigDict, *args: P.args, **options: P.kwargs) -> T:
         return cached(FrozenConfigDict({name: config[name] for name in GROUPS}), *args, **options)
 
-    _CLEAR.append(cached.cache_clear)
+    _CLEAR.append(cache.cache_clear)
     return made
 
 

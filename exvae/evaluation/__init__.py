@@ -1,1 +1,1 @@
-"""Test figures: the ELBO, the log-likelihood with its audit, and the Parzen window on pixels as a baseline."""
+"""Evaluation: the ELBO, the log-likelihood with its audit, and a Parzen window on pixels as a baseline."""

@@ -1,4 +1,4 @@
-"""The ELBO of held-out images under the whole prior, and active units."""
+"""The ELBO of held-out images under the whole prior, and the number of active units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from ml_collections import ConfigDict
 
 from exvae.arrays import Array
@@ -20,30 +20,31 @@ from exvae.objectives import Elbo, encoder, evaluation_elbo
 from exvae.once import for_equal_configs
 from exvae.priors import PRIORS
 
-BATCH = 500  # images at a time, fewer where feature maps are large
-ACTIVE_VARIANCE = 0.01  # a latent is active if its mean varies more than this (Burda et al., 2015)
+BATCH = 500  # images at a time; fewer if feature maps are large
+ACTIVE_VARIANCE = 0.01  # a latent is active if the variance of its mean is larger (Burda et al., 2015)
 
 
 class Evaluator(NamedTuple):
-    """The compiled functions that evaluation consists of."""
+    """The compiled functions of an evaluation."""
 
     mesh: Mesh
-    batch: int  # images that `elbo_batch` is given, split over the devices; a constant, because z is drawn by batch
+    batch: int  # images of a call of `elbo_batch`. It is constant because the draws of z depend on it
     # (params, store) -> latent means, split over the devices; rows beyond the images are padding
     encode_all: Callable[[dict, Store], Float[Array, "R D"]]
-    # (params, latent means or None, number of exemplars) -> what the prior is made of
+    # (params, latent means or None, number of exemplars) -> components of the prior
     components: Callable[[dict, Float[Array, "R D"] | None, int], Any]
     elbo_batch: Callable[[Array, dict, UInt8[Array, "B H W C"], Any], Elbo]  # (key, params, images, components)
 
 
 @for_equal_configs
 def make_evaluator(config: ConfigDict, model: nn.Module, mesh: Mesh) -> Evaluator:
+    """Compile the functions of an evaluation."""
     batch, prior = min(BATCH, 5 * model.block_rows), PRIORS[config.prior.name]
-    exactly = jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
+    exactly = jax.default_matmul_precision("highest")  # accelerators round the factors of products by default
 
     @jax.jit
     @exactly
-    def components(params: dict, means: Float[Array, "R D"] | None, count: int) -> Any:
+    def components(params: dict, means: Float[Array, "R D"] | None, count: Int[Array, ""]) -> Any:
         return prior.components(params["prior"], encoder(model, params), means, count)
 
     @jax.jit
@@ -57,7 +58,7 @@ def make_evaluator(config: ConfigDict, model: nn.Module, mesh: Mesh) -> Evaluato
 def mean_elbo(
     key: Array, evaluator: Evaluator, params: dict, images: UInt8[np.ndarray, "n H W C"], components: Any
 ) -> dict[str, float]:
-    """ELBO, reconstruction and KL with one sample of z for each image, averaged over the images."""
+    """Mean ELBO, reconstruction and KL of the images, with one sample of z for each."""
     whole = map_batches(
         lambda start, batch: evaluator.elbo_batch(jax.random.fold_in(key, start), params, batch, components),
         images,
@@ -67,6 +68,6 @@ def mean_elbo(
     return {name: float(np.mean(value, dtype=np.float64)) for name, value in whole._asdict().items()}
 
 
-def active_units(means: Float[np.ndarray, "n D"]) -> int:
-    """Latent dimensions whose posterior mean varies over the images."""
+def active_units(means: Float[Array, "n D"]) -> int:
+    """The number of latent dimensions whose posterior mean varies over the images."""
     return int(np.sum(np.var(np.asarray(means, np.float64), axis=0) > ACTIVE_VARIANCE))

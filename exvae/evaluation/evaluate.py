@@ -1,4 +1,4 @@
-"""The task `evaluate`: all test figures of a trained model, kept as they come so that a killed one goes on."""
+"""The task `evaluate`: test figures of a trained model. Each image is recorded, so a killed evaluation can resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from exvae.arrays import Array
 from exvae.encoding import encode
 from exvae.evaluation.elbo import Evaluator, active_units, make_evaluator, mean_elbo
-from exvae.evaluation.likelihood import make_scorer
+from exvae.evaluation.likelihood import Scores, make_scorer
 from exvae.keys import LIKELIHOOD, TEST, stream
 from exvae.objectives import encoder
 from exvae.priors import Prior
@@ -30,7 +30,7 @@ from exvae.scale import sharding
 
 
 def main(run: TrainedModel) -> None:
-    """The task `evaluate`: test figures of a run's best parameters, into its results.json."""
+    """The task `evaluate`: compute the test figures of a run's best parameters and write them to results.json."""
     workdir = run.workdir
     epoch = run.step // (len(run.dataset.train) // run.config.train.batch_size)
     print(f"{workdir}: {run.config.model.architecture}, {run.config.prior.name} prior, best epoch {epoch}", flush=True)
@@ -41,7 +41,7 @@ def main(run: TrainedModel) -> None:
     print(f"{describe(values)}\nfigures  {workdir}/results.json")
 
 
-def describe(test: dict) -> str:
+def describe(test: dict[str, Any]) -> str:
     """The test figures in two or three lines."""
     error = "" if test["log_likelihood_error"] is None else f" ± {test['log_likelihood_error']:.3f}"
     text = (
@@ -59,13 +59,20 @@ def describe(test: dict) -> str:
     return text
 
 
-def evaluate(run: TrainedModel, evaluator: Evaluator, save: Callable[[dict], Any]) -> dict:
-    """The figures of results.json's `test`. `save` is given the quick ones at once if the file is not there yet."""
+def evaluate(
+    run: TrainedModel, evaluator: Evaluator, save: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """The figures under `test` in results.json.
+
+    Args:
+      save: called with the quick figures if there is no results.json yet.
+    """
     config, test = run.config, run.dataset.test
     means = exemplar_means(run)
     count = 0 if means is None else len(means)
     components = evaluator.components(run.params, means, count)
-    values = mean_elbo(stream(run.key, TEST), evaluator, run.params, test.images, components)
+    values: dict[str, Any] = {}
+    values |= mean_elbo(stream(run.key, TEST), evaluator, run.params, test.images, components)
     values["exemplars"] = count
     values["active_units"] = active_units(encode(run.mesh, run.model, run.params, test.images).mean)
     if not (run.workdir / "results.json").exists():
@@ -76,23 +83,23 @@ def evaluate(run: TrainedModel, evaluator: Evaluator, save: Callable[[dict], Any
         seconds = scoring_seconds(run, records)
     finally:
         records.close()
-    # results.json has the last evaluation; each kind has its own summary beside its records.
-    if sharding.is_main():
+    # results.json holds the last evaluation. Each kind of evaluation also has a summary next to its records.
+    if isinstance(records, Records):
         summary = {"eval": config.eval.to_dict(), "test": values, "seconds": seconds}
         folder.write_json(records.path.with_suffix(".json"), summary)
     return values
 
 
-FIGURES = ("log_likelihood", "excess", "loss", "candidates")  # of an image
+FIGURES = ("log_likelihood", "excess", "loss", "candidates")  # figures of an image
 
 
-def open_records(run: TrainedModel) -> Records | Memory:
-    """What was scored so far. Only the main process has the file; the others are told what it holds."""
+def open_records(run: TrainedModel) -> Memory:
+    """The images scored so far. Only the main process has the file; it sends the contents to the others."""
     records = Records(run.workdir, settings_of(run)) if sharding.is_main() else Memory()
     if jax.process_count() > 1:
         nothing = dict.fromkeys(FIGURES, math.nan)
-        found = [records.get(image) or nothing for image in range(len(run.dataset.test))]
-        found = sharding.agree(np.array([[record[name] for name in FIGURES] for record in found], np.float32))
+        lines = [records.get(image) or nothing for image in range(len(run.dataset.test))]
+        found = sharding.agree(np.array([[record[name] for name in FIGURES] for record in lines], np.float32))
         if not sharding.is_main():
             known = np.flatnonzero(~np.isnan(found[:, 0])).tolist()
             rows = [(*found[i, :-1].tolist(), int(found[i, -1])) for i in known]
@@ -101,12 +108,12 @@ def open_records(run: TrainedModel) -> Records | Memory:
 
 
 def exemplar_means(run: TrainedModel) -> Float[Array, "N D"] | None:
-    """mu(x_n) on every device; None where the prior has no exemplars."""
+    """mu(x_n) on every device. None if the prior has no exemplars."""
     return sharding.replicate(run.mesh, run.means) if run.prior.USES_EXEMPLARS else None
 
 
-def settings_of(run: TrainedModel) -> dict:
-    """All that a recorded figure depends on."""
+def settings_of(run: TrainedModel) -> dict[str, Any]:
+    """Everything that a recorded figure depends on."""
     options = run.config.eval
     uses_exemplars = run.prior.USES_EXEMPLARS
     settings = {
@@ -125,21 +132,21 @@ def settings_of(run: TrainedModel) -> dict:
 def log_likelihoods(
     run: TrainedModel, images: UInt8[np.ndarray, "n H W C"], num_samples: int
 ) -> Float[np.ndarray, " n"]:
-    """log p(x) of any images, with as many candidates as the audit of each asks for."""
+    """log p(x) of any images. The audit of each image decides how many candidates it gets."""
     config, memory = copy.deepcopy(run.config), Memory()
     config.eval.iwae_samples = num_samples
     score_images(run, config, images, np.arange(len(images)), memory, quiet=True)
-    return np.array([memory.get(image)["log_likelihood"] for image in range(len(images))])
+    return np.array([_recorded(memory, image)["log_likelihood"] for image in range(len(images))])
 
 
-def log_likelihood(run: TrainedModel, records: Records) -> dict:
-    """Log-likelihood of the test images, and what pruning has cost it."""
+def log_likelihood(run: TrainedModel, records: Memory) -> dict[str, Any]:
+    """The log-likelihood of the test images, and an estimate of the loss due to pruning."""
     config = run.config
     order = subset(config.seed, len(run.dataset.test), config.eval.num_images)
     score_images(run, config, run.dataset.test.images, order, records)
-    found = [records.get(int(image)) for image in order]
+    found = [_recorded(records, int(image)) for image in order]
     value, loss = (np.array([record[name] for record in found]) for name in ("log_likelihood", "loss"))
-    values = {
+    values: dict[str, Any] = {
         "log_likelihood": float(np.mean(value)),
         "log_likelihood_error": standard_error(value),
         "bits_per_dim": float(-np.mean(value) / (math.prod(run.model.image_shape) * math.log(2))),
@@ -159,19 +166,26 @@ def log_likelihood(run: TrainedModel, records: Records) -> dict:
     return values
 
 
-def scoring_seconds(run: TrainedModel, records: Records) -> float:
-    """Spent on the log-likelihood, before kills and after; records that are older than this figure count 0."""
+def scoring_seconds(run: TrainedModel, records: Memory) -> float:
+    """Seconds spent on the log-likelihood in all sessions. Old records without seconds count as 0."""
     order = subset(run.config.seed, len(run.dataset.test), run.config.eval.num_images)
-    return sum(records.get(int(image)).get("seconds", 0.0) for image in order)
+    return sum(_recorded(records, int(image)).get("seconds", 0.0) for image in order)
+
+
+def _recorded(records: Memory, image: int) -> dict[str, Any]:
+    """The record of an image that was scored."""
+    record = records.get(image)
+    assert record is not None, f"image {image} was not scored"
+    return record
 
 
 def standard_error(values: Float[np.ndarray, " n"]) -> float | None:
-    """Of the mean; one value has none."""
+    """Standard error of the mean. None for a single value."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 def subset(seed: int, num_test: int, num_images: int) -> Int[np.ndarray, " n"]:
-    """Test images in a random order, cut after `num_images` (0: none). A larger number contains every smaller one."""
+    """The numbers of `num_images` random test images (0: all). A larger subset starts with the smaller ones."""
     order = np.random.default_rng(seed).permutation(num_test)
     return order[: num_images or num_test]
 
@@ -181,22 +195,26 @@ def score_images(
     config: ConfigDict,
     images: UInt8[np.ndarray, "n H W C"],
     order: Int[np.ndarray, " m"],
-    records: Records | Memory,
+    records: Memory,
     *,
     quiet: bool = False,
 ) -> None:
-    """Record every image of `order` that is not yet recorded, with as many candidates as its audit asks for."""
+    """Score and record the images of `order` that have no final record yet.
+
+    The first pass uses config.eval.candidates. Further passes double the candidates of the images whose audit finds a
+    loss above config.eval.tolerance.
+    """
     means = exemplar_means(run)
     components = _components(run.model, run.prior, run.params, means)
     num_exemplars = 0 if means is None else len(means)
     first = min(config.eval.candidates, num_exemplars) if config.eval.method == "pruned" else num_exemplars
 
     def needed(image: int) -> int | None:
-        """Candidates that the image is still to be scored with."""
+        """The number of candidates for the next pass over this image. None if it is done."""
         record = records.get(image)
         if record is None:
             return first
-        if record["excess"] <= config.eval.tolerance:  # so it is at the latest with all exemplars, where it is 0
+        if record["excess"] <= config.eval.tolerance:  # always true with all exemplars, because the excess is 0
             return None
         return min(2 * record["candidates"], num_exemplars)
 
@@ -205,8 +223,15 @@ def score_images(
         scorer = make_scorer(config, run.model, run.mesh, candidates=candidates)
         index = [image for image, count in waiting.items() if count == candidates]
         text = f"log-likelihood, {candidates} of {num_exemplars} exemplars" if num_exemplars else "log-likelihood"
-        score = functools.partial(scorer, run.params, components, stream(run.key, LIKELIHOOD))
-        _score(run.mesh, score, images, index, candidates, records, progress.Countdown(len(index), text, quiet=quiet))
+        _score(
+            run.mesh,
+            functools.partial(scorer, run.params, components, stream(run.key, LIKELIHOOD)),
+            images,
+            index,
+            candidates=candidates,
+            records=records,
+            countdown=progress.Countdown(len(index), text, quiet=quiet),
+        )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -214,8 +239,17 @@ def _components(model: nn.Module, prior: Prior, params: dict, means: Float[Array
     return prior.components(params["prior"], encoder(model, params), means)
 
 
-def _score(mesh: Mesh, score: Callable, images, order: list[int], candidates: int, records, countdown) -> None:
-    """One pass over the images of `order`, as many at a time as there are devices."""
+def _score(
+    mesh: Mesh,
+    score: Callable[[UInt8[Array, "B H W C"], Int[Array, " B"]], Scores],
+    images: UInt8[np.ndarray, "n H W C"],
+    order: list[int],
+    *,
+    candidates: int,
+    records: Memory,
+    countdown: progress.Countdown,
+) -> None:
+    """One pass over the images of `order`. Each device scores one image at a time."""
     for start in range(0, len(order), mesh.size):
         index = np.array(order[start : start + mesh.size], np.int32)
         padded = np.resize(index, mesh.size)

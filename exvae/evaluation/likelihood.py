@@ -1,7 +1,9 @@
-"""log p(x) of an image by importance sampling (IWAE), over all exemplars or over the nearest ones with an audit."""
+"""log p(x) of an image by importance sampling (IWAE), with all exemplars or with the nearest ones and an audit."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +18,7 @@ from exvae import models
 from exvae.arrays import Array
 from exvae.distributions import to_unit
 from exvae.models import Observed
+from exvae.models.terms import check, check_observed
 from exvae.once import for_equal_configs
 from exvae.priors import PRIORS
 from exvae.priors.exemplar import Components
@@ -25,37 +28,46 @@ from exvae.scale import sharding
 
 
 class Scores(NamedTuple):
-    """What importance sampling says of a batch of images."""
+    """The result of importance sampling for a batch of images."""
 
-    log_likelihood: Float[Array, " B"]  # IWAE; a lower bound of its own exact value where exemplars were left out
-    excess: Float[Array, " B"]  # audit: estimate of exact - pruned; decides whether candidates are doubled
-    loss: Float[Array, " B"]  # the same from draws that decided nothing, so that choosing does not bias it: to report
+    log_likelihood: Float[Array, " B"]  # IWAE; a lower bound on the value with all exemplars if some are left out
+    excess: Float[Array, " B"]  # audit: an estimate of exact - pruned; it decides whether candidates are doubled
+    loss: Float[Array, " B"]  # a second, independent estimate, to report: the decision does not bias it
+
+
+Scorer = Callable[[dict, Any, Array, UInt8[Array, "B H W C"], Int[Array, " B"]], Scores]
 
 
 @for_equal_configs
-def make_scorer(config: ConfigDict, model: nn.Module, mesh: Mesh, *, candidates: int | None):
+def make_scorer(config: ConfigDict, model: nn.Module, mesh: Mesh, *, candidates: int | None) -> Scorer:
     """The compiled function (params, components, key, images, index) -> Scores.
 
-    One image per device at a time: its S samples are batch enough, and the result cannot depend on its neighbours.
+    Each device scores one image at a time. Its S samples are a large enough batch, and the result cannot depend on the
+    other images.
 
     Args:
-      candidates: how many exemplars count, nearest to the posterior mean first; None: all. Ignored by other priors.
+      candidates: number of exemplars to use, those nearest to the posterior mean. None means all. Priors without
+        exemplars ignore it.
     """
     prior = PRIORS[config.prior.name]
 
-    @jax.default_matmul_precision("highest")  # an accelerator would round the factors of the networks' products
-    def score(params, components, key, images: UInt8[Array, "1 H W C"], index: Int[Array, " 1"]) -> Scores:
+    @jax.default_matmul_precision("highest")  # accelerators round the factors of products by default
+    def score(
+        params: dict, components: Any, key: Array, images: UInt8[Array, "1 H W C"], index: Int[Array, " 1"]
+    ) -> Scores:
         key_samples, key_audit = jax.random.split(jax.random.fold_in(key, index[0]))
         seen = models.apply(model, params, to_unit(images), method="observe")
+        check_observed(seen, image_shape=model.image_shape, num_images=1, latent_dim=model.latent_dim)
+        draw = functools.partial(draw_samples, key_samples, config, model, params, seen)
         if not prior.USES_EXEMPLARS:
-            samples = draw_samples(key_samples, config, model, params, seen, lambda z: prior.log_prob(components, z))
+            samples = draw(log_prob=lambda z: prior.log_prob(components, z))
             return Scores(log_mean_exp(samples.log_w)[None], jnp.zeros(1), jnp.zeros(1))
         origin = seen.q.mean[0]
         chosen = None
         if candidates is not None and candidates < len(components.means):
             chosen = nearest(origin, components.means, candidates)
         counted = components.at(chosen).centred(origin)
-        samples = draw_samples(key_samples, config, model, params, seen, lambda z: prior.log_prob(counted, z - origin))
+        samples = draw(log_prob=lambda z: prior.log_prob(counted, z - origin))
         excess = jnp.zeros(2)
         if chosen is not None:
             added = audit(key_audit, samples, components, chosen, (2, config.eval.audit))
@@ -66,15 +78,23 @@ def make_scorer(config: ConfigDict, model: nn.Module, mesh: Mesh, *, candidates:
 
 
 class Samples(NamedTuple):
-    """S draws of the latents of one image."""
+    """S samples of the latents of one image."""
 
     z: Float[Array, "S D"]
-    log_pz: Float[Array, " S"]  # under the exemplars that count
+    log_pz: Float[Array, " S"]  # with the exemplars in use
     log_w: Float[Array, " S"]  # log importance weight
 
 
-def draw_samples(key: Array, config: Any, model: nn.Module, params: dict, seen: Observed, log_prob: Any) -> Samples:
-    """z_s ~ q(z|x) and log w_s = log p(x, z_s) - log q(z_s|x), in blocks whose activations stay in the cache."""
+def draw_samples(
+    key: Array,
+    config: ConfigDict,
+    model: nn.Module,
+    params: dict,
+    seen: Observed,
+    *,
+    log_prob: Callable[[Float[Array, "S D"]], Float[Array, " S"]],
+) -> Samples:
+    """z_s ~ q(z|x) and log w_s = log p(x, z_s) - log q(z_s|x), in blocks whose activations fit into the cache."""
     num_samples = config.eval.iwae_samples
     num_blocks = -(-num_samples // model.block_rows)
     block = -(-num_samples // num_blocks)
@@ -82,6 +102,7 @@ def draw_samples(key: Array, config: Any, model: nn.Module, params: dict, seen: 
 
     def draw_block(key: Array) -> Samples:
         terms = models.apply(model, params, key, copies, method="draw")
+        check(terms, num_rows=block, latent_dim=model.latent_dim)
         log_pz = log_prob(terms.z)
         return Samples(terms.z, log_pz, terms.log_px + terms.log_ratio - terms.log_q + log_pz)
 
@@ -102,11 +123,14 @@ def nearest(origin: Float[Array, " D"], means: Float[Array, "N D"], count: int) 
 def audit(
     key: Array, samples: Samples, everything: Components, chosen: Int[Array, " C"], shape: tuple[int, int]
 ) -> Float[Array, "2 A"]:
-    """What all other exemplars add to samples drawn in proportion to their weight, relative to what was counted.
+    """The contribution of all other exemplars relative to the chosen ones, at samples drawn by their weights.
 
-    With w_s the normalised weights under the chosen exemplars, sum_s w_s (all_s / chosen_s) = exp(exact - pruned): the
-    mean over draws from w is an unbiased estimate of that less one. The terms that were left out are summed by
-    themselves, so that the smallest loss is not rounded away and none is negative.
+    Let w_s be the normalised weights with the chosen exemplars. Then sum_s w_s all_s / chosen_s = exp(exact - pruned),
+    and the mean of the result is an unbiased estimate of this minus one. The other exemplars are summed separately, so
+    that rounding neither hides a small loss nor makes it negative.
+
+    Args:
+      shape: shape of the result.
     """
     pick = jax.random.choice(key, len(samples.log_w), shape, p=jax.nn.softmax(samples.log_w)).reshape(-1)
     others = jnp.arange(len(everything.means)).at[chosen].set(NOBODY)

@@ -1,7 +1,7 @@
-"""Parzen windows in pixel space, Eq. (2): the baseline that the paper starts from. Nothing is trained but a bandwidth.
+"""Parzen windows in pixel space, Eq. (2): the baseline of the paper. Only the bandwidth is fitted.
 
-gaussian   N(x | x_n, sigma^2 I) on grey pixels; its density cannot be compared with probabilities of binary images
-bernoulli  each pixel of a binarized exemplar is flipped with probability epsilon; its nats can
+gaussian   N(x | x_n, sigma^2 I) on grey pixels. A density, not comparable with probabilities of binary images
+bernoulli  each pixel of a binarized exemplar is flipped with probability epsilon. Comparable with a Bernoulli model
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Bool, Float, UInt8
+from ml_collections import ConfigDict
 
 from exvae import config as configs
 from exvae import data
@@ -33,11 +34,11 @@ GRID = 16  # bandwidths tried in one pass over the exemplars
 
 
 class Kernel(NamedTuple):
-    """log k(x, x_n) = log_constant - rate ||x - x_n||^2, both functions of the bandwidth."""
+    """log k(x, x_n) = log_constant - rate ||x - x_n||^2. Both are functions of the bandwidth."""
 
-    bandwidths: tuple[float, float]  # where to look for the best
-    rate: Callable
-    log_constant: Callable  # per pixel
+    bandwidths: tuple[float, float]  # range to search for the best bandwidth
+    rate: Callable[[np.ndarray], np.ndarray]
+    log_constant: Callable[[np.ndarray], np.ndarray]  # per pixel
 
 
 KERNELS = {
@@ -50,18 +51,18 @@ KERNELS = {
 def log_window(
     x: UInt8[Array, "B ..."], exemplars: UInt8[Array, "N ..."], rates: Float[Array, " G"]
 ) -> Float[Array, "G B"]:
-    """log 1/N sum_n exp(-rate ||x - x_n||^2) for every rate at once, streamed over blocks of exemplars.
+    """log 1/N sum_n exp(-rate ||x - x_n||^2) for all rates at once, in blocks of exemplars.
 
-    All rates share the products, and the smallest distance so far as the shift of their running sums.
+    All rates share the distances. Their running sums are shifted by the smallest distance so far.
     """
     x = to_unit(x)
 
-    def add(carry, tile):
+    def add(carry: tuple[Array, Array], tile: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         least, totals = carry  # (B,), (G, B)
         squares = _squares(x, tile)
         new_least = jnp.minimum(least, jnp.min(squares, -1))
 
-        def add_rate(args):
+        def add_rate(args: tuple[Array, Array]) -> Array:
             rate, total = args
             return total * jnp.exp(rate * (new_least - least)) + jnp.sum(
                 jnp.exp(rate * (new_least[:, None] - squares)), -1
@@ -76,19 +77,19 @@ def log_window(
 
 @jax.jit
 def _least_square(x: Float[Array, "B ..."], exemplars: UInt8[Array, "N ..."]) -> Float[Array, " B"]:
-    def add(least, tile):
+    def add(least: Array, tile: tuple[Array, Array]) -> tuple[Array, None]:
         return jnp.minimum(least, jnp.min(_squares(x, tile), -1)), None
 
     return lax.scan(add, jnp.full(len(x), jnp.inf), _tiles(exemplars))[0]
 
 
 def nearest_distance(x: Float[np.ndarray, "n ..."], exemplars: UInt8[Array, "N ..."]) -> Float[np.ndarray, " n"]:
-    """||x - x_n|| of the nearest exemplar, pixels in 0..1."""
+    """The distance ||x - x_n|| to the nearest exemplar, for pixels in 0..1."""
     return np.sqrt(map_batches(lambda _, batch: _least_square(batch, exemplars), x, BATCH))
 
 
 def _tiles(exemplars: UInt8[Array, "N ..."]) -> tuple[UInt8[Array, "T block P"], Bool[Array, "T block"]]:
-    """Exemplars in blocks of equal size, and which of them are not just filling."""
+    """Exemplars in blocks of equal size, and a mask that is False for padding."""
     count = len(exemplars)
     block = min(BLOCK, count)
     exemplars = jnp.pad(exemplars.reshape(count, -1), ((0, -count % block), (0, 0)))
@@ -97,7 +98,7 @@ def _tiles(exemplars: UInt8[Array, "N ..."]) -> tuple[UInt8[Array, "T block P"],
 
 
 def _squares(x: Float[Array, "B ..."], tile: tuple[Array, Array]) -> Float[Array, "B block"]:
-    """||x - x_n||^2 by one matrix product; infinite for what is not there."""
+    """||x - x_n||^2 with one matrix product; infinite for padding."""
     x, means = x.reshape(len(x), -1), to_unit(tile[0])
     products = jnp.matmul(x, means.T, precision=lax.Precision.HIGHEST)
     squares = jnp.sum(jnp.square(x), -1)[:, None] + jnp.sum(jnp.square(means), -1) - 2.0 * products
@@ -105,9 +106,12 @@ def _squares(x: Float[Array, "B ..."], tile: tuple[Array, Array]) -> Float[Array
 
 
 def log_likelihoods(
-    kernel: Kernel, images: UInt8[np.ndarray, "n ..."], exemplars: UInt8[Array, "N ..."], bandwidths: np.ndarray
+    kernel: Kernel,
+    images: UInt8[np.ndarray, "n ..."],
+    exemplars: UInt8[Array, "N ..."],
+    bandwidths: Float[np.ndarray, " G"],
 ) -> Float[np.ndarray, "G n"]:
-    """log p(x | X, bandwidth) of every image under every bandwidth."""
+    """log p(x | X, bandwidth) of all images for all bandwidths."""
     rates = jnp.asarray(kernel.rate(bandwidths), jnp.float32)
     parts = [np.asarray(log_window(batch, exemplars, rates), np.float64) for _, batch in padded_batches(images, BATCH)]
     pixels = math.prod(images.shape[1:])
@@ -115,7 +119,7 @@ def log_likelihoods(
 
 
 def choose_bandwidth(kernel: Kernel, valid: UInt8[np.ndarray, "n ..."], exemplars: UInt8[Array, "N ..."]) -> float:
-    """The best on validation: a grid over the whole range, then one between the neighbours of its best point."""
+    """The best bandwidth on the validation images: a grid over the whole range, then a finer one around its best."""
     low, high = kernel.bandwidths
     for _ in range(2):
         grid = np.geomspace(low, high, GRID)
@@ -128,20 +132,20 @@ def choose_bandwidth(kernel: Kernel, valid: UInt8[np.ndarray, "n ..."], exemplar
     return float(grid[best])
 
 
-def main(config: Any, workdir: Path) -> None:
+def main(config: ConfigDict, workdir: Path) -> None:
     """The task of `experiments/*_parzen.py`: choose the bandwidth, score the test images, write results.json."""
     began = time.monotonic()
     configs.validate(config)
     binary = config.model.likelihood == "bernoulli"
     kernel = KERNELS[config.model.likelihood]
     grey = data.load(config.data, binarize=False)
-    exemplars = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib).images
+    chosen = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib).images
     dataset = splits.as_modelled(grey, config.model.likelihood)
     folder.open_workdir(workdir, config.to_dict())
-    # The bandwidth is chosen around the training images alone: validation images must not be their own exemplars.
+    # Only training images are exemplars while the bandwidth is chosen: no validation image may be its own exemplar.
     train, exemplars = (
         jnp.asarray(splits.draw_binary(np.random.RandomState(config.seed), images) if binary else images)
-        for images in (dataset.train.images, exemplars)
+        for images in (dataset.train.images, chosen)
     )
     print(f"{config.data.name}, {config.model.likelihood} window, {len(exemplars)} exemplars -> {workdir}", flush=True)
     bandwidth = choose_bandwidth(kernel, dataset.valid.images, train)

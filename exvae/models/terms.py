@@ -68,7 +68,7 @@ def _check_normal(record: str, q: Normal, shape: tuple[int, ...]) -> None:
     _check(record, "q.log_var", q.log_var, shape)
 
 
-def _check(record: str, name: str, value: Array, shape: tuple[int, ...]) -> None:
+def _check(record: str, name: str, value: Array | float, shape: tuple[int, ...]) -> None:
     what = f"the architecture gave {record}.{name}"
     message = f"{what} of shape {jnp.shape(value)}, it must be {shape}"
     chex.assert_shape(value, shape, custom_message=message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -140,7 +140,8 @@ def _over_exemplars(
     if mesh is None:
         return function
     whole, part = sharding.WHOLE, sharding.PART
-    in_specs = (whole, part, whole, Visible(part, whole, whole), *more)
+    visible: tuple[Any, ...] = (part, whole, whole)
+    in_specs = (whole, part, whole, Visible(*visible), *more)
     return sharding.per_device(mesh, function, in_specs, out_specs)
 
 

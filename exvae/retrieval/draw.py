@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,10 @@ from jaxtyping import Bool, Int, UInt32
 from exvae.arrays import Record
 
 Array = jax.Array | np.ndarray  # all functions here use unsigned integers only, so host and devices compute equal bits
-Number = UInt32[jax.Array, "..."] | UInt32[np.ndarray, "..."] | np.uint32
+if TYPE_CHECKING:
+    Number = Array
+else:
+    Number = Array | np.uint32  # an element of a numpy array is a scalar, not an array
 ROUNDS = 8  # four rounds of a Feistel network already look random
 
 
@@ -45,7 +49,7 @@ class Draw(Record):
         assert isinstance(members, np.ndarray), "members are computed with keys on the host"
         return members
 
-    def _walk(self, index: Array, once: Callable[[Array], Array]) -> Array:
+    def _walk(self, index: Array, once: Callable[[Number], Number]) -> Array:
         """Apply a permutation of the grid until the result is in 0..N-1. The result is a permutation of 0..N-1."""
         x = once(index.astype(np.uint32))
         if isinstance(x, np.ndarray):
@@ -59,7 +63,7 @@ class Draw(Record):
             x = lax.while_loop(lambda x: jnp.any(is_outside(x)), lambda x: jnp.where(is_outside(x), once(x), x), x)
         return x.astype(np.int32)
 
-    def _forward(self, x: Array) -> Array:
+    def _forward(self, x: Number) -> Number:
         rows, columns = _grid(self.num_train)
         row, column = x // columns, x % columns
         for key in _pairs(self.keys):
@@ -67,7 +71,7 @@ class Draw(Record):
             column = _add(column, _hash(row, key[1], columns), columns)
         return row * columns + column
 
-    def _backward(self, x: Array) -> Array:
+    def _backward(self, x: Number) -> Number:
         rows, columns = _grid(self.num_train)
         row, column = x // columns, x % columns
         for key in reversed(_pairs(self.keys)):

@@ -14,7 +14,7 @@ K places and is masked afterwards.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import chex
 import jax
@@ -29,8 +29,6 @@ from exvae.retrieval import NOBODY, exact
 from exvae.retrieval.draw import Draw
 from exvae.scale import sharding
 
-Leaf = TypeVar("Leaf", bound=jax.Array | int | None)
-
 
 class Slots(Record):
     """The exemplars of a step, and which of them each image may see."""
@@ -43,7 +41,7 @@ class Slots(Record):
     def repeat(self, times: int) -> Slots:
         """Repeat the row of each image `times` times, once for each of its codes."""
 
-        def each(leaf: Leaf) -> Leaf:
+        def each(leaf: Any) -> Any:
             return jnp.repeat(leaf, times, axis=0) if isinstance(leaf, jax.Array) else leaf
 
         return Slots(self.index, each(self.count), each(self.leave_out), each(self.neighbours))
@@ -77,7 +75,7 @@ def choose_on_host(
     return cut(candidates, config.retrieval.num_neighbours, draw=draw, leave_out=leave_out).reshape(-1)
 
 
-def check_candidates(candidates: object, *, num_queries: int, num_train: int) -> None:
+def check_candidates(candidates: np.ndarray, *, num_queries: int, num_train: int) -> None:
     """Check what a `Lookup` returned.
 
     Raises:
@@ -169,7 +167,7 @@ def _contains(mesh: Mesh, draw: Draw, index: Int[Array, " B"]) -> Bool[Array, " 
     would exchange data between devices in each iteration.
     """
 
-    def local(keys: Array, index: Array) -> Array:
+    def local(keys: Array, index: Array) -> jax.Array | np.ndarray:
         return draw.replace(keys=keys).contains(index)
 
     return sharding.per_device(mesh, local, (sharding.WHOLE, sharding.PART), sharding.PART)(draw.keys, index)

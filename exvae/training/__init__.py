@@ -1,1 +1,1 @@
-"""Training: Algorithm 1 of the paper (`step`), what it changes, the host's part of a step, and the loop around it."""
+"""Training: the compiled step (Algorithm 1 of the paper), the host's part of a step, and the loop around both."""

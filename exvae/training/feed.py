@@ -1,7 +1,7 @@
-"""The host's part of a training step: the images of the batch, and the exemplars as far as the host chooses them.
+"""The host's part of a training step: it prepares the images of the batch and, for some searches, the exemplars.
 
-The host works one step ahead of the devices. Only an exact search over images that stay on the host has to wait for the
-step before, because it needs the newest parameters.
+The host works one step ahead of the devices. The exception is an exact search with images on the host: it needs the
+newest parameters and waits for the step before.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ from exvae.state import TrainState, step_key
 
 
 def uses_exemplars(config: ConfigDict) -> bool:
+    """Whether the prior is built from training images."""
     return PRIORS[config.prior.name].USES_EXEMPLARS
 
 
 def uses_table(config: ConfigDict) -> bool:
+    """Whether training searches a table of latent means."""
     return uses_exemplars(config) and config.retrieval.search != "none"
 
 
 def uses_index(config: ConfigDict) -> bool:
+    """Whether training searches an index on the host."""
     return uses_exemplars(config) and config.retrieval.search in INDEXES
 
 
 class Feeder:
-    """Makes the Batch of every step, and keeps the index that it looks into."""
+    """Makes the Batch of each step, and owns the index that it searches."""
 
     def __init__(self, config: ConfigDict, model: nn.Module, mesh: Mesh, store: Store, state: TrainState):
         """
         Args:
-          state: the one that training starts from or goes on from.
+          state: the initial state, or the restored one.
         """
         self._config, self._mesh, self._store = config, mesh, store
         self._indices = self._start_indices(state) if uses_index(config) else None
@@ -55,7 +58,7 @@ class Feeder:
         self._find = _make_find(config, model, mesh, len(store))
 
     def __call__(self, state: TrainState, number: int, index: Int[np.ndarray, " B"]) -> Batch:
-        """The batch of step `number`. Only an exact search over images on the host looks at `state`."""
+        """The batch of step `number`. `state` is only used by an exact search with images on the host."""
         own = index[self._rows]
         batch = Batch(sharding.join_rows(self._mesh, own, len(index)), store=self._store.whole)
         if self._store.on_host:
@@ -69,28 +72,29 @@ class Feeder:
         return batch.replace(chosen_images=self._store.take(chosen)) if self._store.on_host else batch
 
     def swap_index(self, state: TrainState, number: int) -> TrainState:
-        """Before step `number`, if it is due: put the next index to use, and begin one of the table as it is now."""
+        """If it is due before step `number`, switch to the next index and start to build one of the current table."""
         if not self._indices or not number or number % self._config.retrieval.rebuild_steps:
             return state
+        assert state.table is not None and state.indexed is not None, "an index needs a table"
         snapshot = jnp.copy(state.table)
         self._indices.swap(table.on_host(snapshot, len(self._store)))
         return state.replace(indexed=(state.indexed[1], snapshot))
 
     @property
     def figures(self) -> dict[str, float]:
-        """For the log: the fraction of the nearest exemplars that the index finds."""
+        """For the log: the recall of the index, if there is one."""
         return {"recall": self._indices.recall} if self._indices else {}
 
     def _choose(
         self, state: TrainState, batch: Batch, number: int, own: Int[np.ndarray, " b"]
     ) -> Int[np.ndarray, " u"] | None:
-        """This process's exemplar slots; None: the step finds them."""
+        """The exemplar slots of this process. None if the compiled step finds them."""
         draw = draw_exemplars(self._key, number, len(self._store), self._config.prior.num_exemplars)
         chosen = slots.choose_on_host(self._config, draw, own, self._indices)
         if chosen is None and not self._store.on_host:
             return None
         if self._indices is not None:
-            return chosen  # of this process's own images
+            return chosen  # already those of this process's images
         if chosen is None:
             chosen = sharding.fetch(self._find(state, batch))
         pad = sharding.round_up(len(chosen), self._mesh) - len(chosen)
@@ -98,12 +102,13 @@ class Feeder:
         return chosen[sharding.own_rows(self._mesh, len(chosen))]
 
     def _start_indices(self, state: TrainState) -> Indices:
+        assert state.indexed is not None, "an index needs a table"
         options = self._config.retrieval
         shape = INDEXES[options.search].choose_shape(self._config, len(self._store))
         print(f"index of {shape.describe()}, rebuilt every {options.rebuild_steps} steps", flush=True)
         indices = Indices(shape, options.num_neighbours, options.min_recall)
         used, pending = (table.on_host(part, len(self._store)) for part in state.indexed)
-        # Up to the first swap, both tables are the one that was filled before the first step.
+        # Until the first swap both tables are equal to the initial one.
         is_first = int(state.step) <= options.rebuild_steps
         indices.start(used, None if is_first else pending)
         return indices
@@ -112,10 +117,11 @@ class Feeder:
 def _make_find(
     config: ConfigDict, model: nn.Module, mesh: Mesh, num_train: int
 ) -> Callable[[TrainState, Batch], Int[Array, " U"]]:
-    """The compiled search of search = exact by itself: it finds the slots that the step itself would find."""
+    """The compiled search of search = exact on its own. It finds the same slots as the step would."""
 
     @jax.jit
     def find(state: TrainState, batch: Batch) -> Int[Array, " U"]:
+        assert state.table is not None, "search = exact needs the table of latent means"
         draw = draw_exemplars(state.key, state.step, num_train, config.prior.num_exemplars)
         terms, _ = training_terms(step_key(state), config, model, state.params, batch)
         queries = terms.q.mean[:: config.objective.samples]

@@ -1,4 +1,4 @@
-"""The loop around the training step: epochs, validation, checkpoints, and the evaluation at the end."""
+"""The training loop: epochs, validation, checkpoints, and the final evaluation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import functools
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -33,33 +33,34 @@ from exvae.training.feed import Feeder, uses_exemplars
 from exvae.training.setup import Setup, describe, prepare, start
 from exvae.uses import gallery
 
-AGREE_STEPS = 20  # several processes decide together every so many steps whether to save
+AGREE_STEPS = 20  # number of steps after which several processes agree whether to save a checkpoint
 
 
 class Diverged(Exception):
-    """NaN or infinity in the loss or a gradient."""
+    """The loss or a gradient is NaN or infinite."""
 
 
 class Stopwatch:
-    """Seconds of training on the wall clock and of all cores together, before a kill and after."""
+    """Wall-clock and CPU seconds of training, summed over all sessions of a run."""
 
-    def __init__(self, before: dict):
+    def __init__(self, before: dict[str, Any]):
         """
         Args:
-          before: what a checkpoint says was spent; {} at the start.
+          before: metadata of the checkpoint with the seconds of earlier sessions; {} at the start.
         """
         self._wall = time.monotonic() - before.get("seconds", 0.0)
-        # Runs that are older than this figure do not have it.
+        # Old checkpoints have no CPU seconds. Then the total is unknown.
         known = "cpu_seconds" in before or not before
         self._cpu = time.process_time() - before.get("cpu_seconds", 0.0) if known else None
 
     def spent(self) -> dict[str, float]:
+        """Seconds up to now, as they are saved in a checkpoint."""
         cpu = {} if self._cpu is None else {"cpu_seconds": time.process_time() - self._cpu}
         return {"seconds": time.monotonic() - self._wall, **cpu}
 
 
 class Tools(NamedTuple):
-    """What the loop works with, besides the setup."""
+    """The objects that the loop uses besides the setup."""
 
     checkpoints: Checkpoints
     writer: Writer
@@ -69,7 +70,7 @@ class Tools(NamedTuple):
 
 
 def main(config: ConfigDict, workdir: Path) -> None:
-    """The task `train`: train, evaluate, say where to look."""
+    """The task `train`: train, evaluate, and print where the results are."""
     results = train(config, workdir)
     print(
         f"best epoch {results['best_epoch']}\n{describe_figures(results['test'])}\n"
@@ -79,13 +80,13 @@ def main(config: ConfigDict, workdir: Path) -> None:
 
 
 def train(config: ConfigDict, workdir: Path) -> dict:
-    """Train to the end, or go on from the last checkpoint; evaluate the best parameters; return results.json."""
+    """Train from the start or from the last checkpoint, evaluate the best parameters, and return results.json."""
     setup = prepare(config, workdir)
-    chex.clear_trace_counter()  # this run may trace its step once, whatever other runs did in this process
+    chex.clear_trace_counter()  # each run may trace its step once, also if the process has trained other runs
     print(f"{describe(setup)}\n{setup.store.describe()}", flush=True)
     checkpoints = Checkpoints(workdir)
     state, spent = start(setup, checkpoints)
-    writer = MetricsWriter(workdir, int(state.step)) if sharding.is_main() else NoWriter()
+    writer: Writer = MetricsWriter(workdir, int(state.step)) if sharding.is_main() else NoWriter()
     try:
         tools = Tools(
             checkpoints=checkpoints,
@@ -103,7 +104,7 @@ def train(config: ConfigDict, workdir: Path) -> dict:
 
 
 def _loop(setup: Setup, tools: Tools, state: TrainState) -> TrainState:
-    """Epochs until the last one, or until the validation ELBO has stopped improving."""
+    """Train until the last epoch, or until the validation ELBO has stopped improving."""
     config = setup.config
     first = int(state.step) // setup.steps_per_epoch
     for epoch in range(first + 1, config.train.epochs + 1):
@@ -117,11 +118,11 @@ def _loop(setup: Setup, tools: Tools, state: TrainState) -> TrainState:
 
 
 def _run_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> TrainState:
-    """The steps of an epoch that are still to be taken."""
+    """The remaining steps of an epoch."""
     config = setup.config
     order = epoch_order(config.seed, epoch, len(setup.store), config.train.batch_size)
     step = int(state.step)
-    queue: collections.deque = collections.deque()
+    queue: collections.deque[tuple[int, Array]] = collections.deque()  # steps whose ELBO is not checked yet
     saved = time.monotonic()
     tools.progress.begin(step)
     for index in order[step % setup.steps_per_epoch :]:
@@ -131,7 +132,7 @@ def _run_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> Tra
         queue.append((step, elbo))
         if len(queue) > sharding.STEPS_AHEAD:
             tools.progress.show(step, epoch, check_finite(*queue.popleft()))
-        # The epoch's last step is saved after its validation.
+        # After the last step of an epoch, validation comes before the checkpoint.
         if step % setup.steps_per_epoch and _is_due(
             step, time.monotonic() - saved > 60 * config.train.checkpoint_minutes
         ):
@@ -144,29 +145,29 @@ def _run_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> Tra
     return state
 
 
-def _meta(setup: Setup, tools: Tools) -> dict:
-    """What a checkpoint holds besides the state."""
+def _meta(setup: Setup, tools: Tools) -> dict[str, Any]:
+    """The metadata of a checkpoint."""
     rows = sharding.round_up(len(setup.store), setup.mesh)
     return {**tools.stopwatch.spent(), "images": setup.checksum, "rows": rows}
 
 
 def _is_due(step: int, due: bool) -> bool:
-    """Whether to save now. Each process has its own clock, so now and then all of them follow the main one's."""
+    """Whether to save now. Clocks differ between processes, so every AGREE_STEPS steps the main process decides."""
     if jax.process_count() == 1:
         return due
     return step % AGREE_STEPS == 0 and bool(sharding.agree(np.int32(due)))
 
 
 def check_finite(step: int, elbo: Array | float) -> float:
-    """The ELBO as a number. NaN ends the run before it reaches a checkpoint."""
-    elbo = float(elbo)
-    if not np.isfinite(elbo):
+    """The ELBO as a number. Raises Diverged if it is not finite, so that no checkpoint holds NaN."""
+    value = float(elbo)
+    if not np.isfinite(value):
         raise Diverged(f"the ELBO or a gradient is not finite at step {step}; the last good checkpoint is kept")
-    return elbo
+    return value
 
 
 def _end_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> TrainState:
-    """Validate if it is due, keep the best parameters, log, refresh the table if it is due."""
+    """Validate, save the best parameters, log, refresh the table. Validation and refresh only if they are due."""
     config, step = setup.config, int(state.step)
     rate = tools.progress.rate(step)
     train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
@@ -187,7 +188,7 @@ def _end_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> Tra
 
 
 def _validate(setup: Setup, state: TrainState, epoch: int) -> dict[str, float]:
-    """ELBO and its parts on the validation images, with all exemplars."""
+    """ELBO, reconstruction and KL of the validation images, with all exemplars."""
     params = state.best_guess
     means = setup.evaluator.encode_all(params, setup.store) if uses_exemplars(setup.config) else None
     key = keys.stream(jax.random.wrap_key_data(state.key), keys.VALID, epoch)
@@ -198,7 +199,7 @@ def _validate(setup: Setup, state: TrainState, epoch: int) -> dict[str, float]:
 
 
 def _keep_best(setup: Setup, tools: Tools, state: TrainState, epoch: int, elbo: float) -> TrainState:
-    """Save the parameters if they are the best so far, and count the epochs since the best."""
+    """Save the parameters if they are the best so far, and update the early stopping record."""
     config = setup.config
     warmup, every = config.optim.kl_warmup_epochs, config.train.validate_epochs
     new = stopping.update(state.stopping, epoch, elbo, warmup_epochs=warmup, every=every)
@@ -208,14 +209,16 @@ def _keep_best(setup: Setup, tools: Tools, state: TrainState, epoch: int, elbo: 
 
 
 def _sigma(config: ConfigDict, state: TrainState) -> dict[str, float]:
-    """For the log: the standard deviation of an exemplar prior."""
+    """For the log: sigma of an exemplar prior."""
     return {"sigma": float(jnp.exp(0.5 * state.params["prior"]["log_var"]))} if uses_exemplars(config) else {}
 
 
 def _finish(setup: Setup, tools: Tools, state: TrainState) -> dict:
-    """Samples and test figures of the best parameters, results.json."""
+    """Draw samples with the best parameters, evaluate them on the test images, and write results.json."""
     spent = tools.stopwatch.spent()
-    best_step, params, _ = tools.checkpoints.restore_best(state.params)
+    best = tools.checkpoints.restore_best(state.params)
+    assert best is not None, "the last epoch is always validated, so there is a best checkpoint"
+    best_step, params, _ = best
     epoch = best_step // setup.steps_per_epoch
     trained = TrainedModel(
         config=setup.config,

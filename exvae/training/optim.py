@@ -1,71 +1,78 @@
-"""The optimizer: Adam on normalised gradients, the schedule of its rate, and the average of the parameters."""
+"""The optimizer: Adam on normalised gradients, the learning rate schedule, and the average of the parameters."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Int
+from ml_collections import ConfigDict
 
 from exvae.arrays import Array
 from exvae.once import for_equal_configs
 
 NORM_EPS = 1e-7
-AVERAGE_STEPS = 8  # an average of every step would be much the same, and take 5 % of a small step's time
+AVERAGE_STEPS = 8  # steps between two updates of the average. Updates in each step would cost 5 % of a small step
 
 
 def normalise_gradients() -> optax.GradientTransformation:
-    """g <- g / (||g||_2 + 1e-7) for each parameter tensor by itself (Yu et al., 2017)."""
+    """g <- g / (||g||_2 + 1e-7), separately for each parameter tensor (Yu et al., 2017)."""
 
-    def update(grads, state, params=None):
+    def update(
+        grads: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
         del params
         return jax.tree.map(lambda g: g / (jnp.sqrt(jnp.sum(jnp.square(g))) + NORM_EPS), grads), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def learning_rate(config: Any, total_steps: int) -> optax.Schedule:
-    """`config.optim.schedule`: the paper's constant rate, or a linear rise and a cosine decay to a floor."""
-    if config.schedule == "constant":
-        return optax.constant_schedule(config.learning_rate)
+def learning_rate(options: ConfigDict, total_steps: int) -> optax.Schedule:
+    """The learning rate: constant as in the paper, or a linear rise followed by a cosine decay to a floor.
+
+    Args:
+      options: config.optim.
+    """
+    if options.schedule == "constant":
+        return optax.constant_schedule(options.learning_rate)
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0,
-        peak_value=config.learning_rate,
-        warmup_steps=min(config.rise_steps, total_steps // 2),
+        peak_value=options.learning_rate,
+        warmup_steps=min(options.rise_steps, total_steps // 2),
         decay_steps=total_steps,
-        end_value=config.learning_rate * config.floor,
+        end_value=options.learning_rate * options.floor,
     )
 
 
 @for_equal_configs
-def optimizer(config: Any, total_steps: int) -> optax.GradientTransformation:
+def optimizer(config: ConfigDict, total_steps: int) -> optax.GradientTransformation:
     """Adam(0.9, 0.999, 1e-8) on normalised gradients; with `weight_decay` AdamW (Loshchilov & Hutter, 2019)."""
-    config = config.optim
-    first = normalise_gradients() if config.normalise_gradients else optax.identity()
-    decay = [optax.add_decayed_weights(config.weight_decay, mask=_decayed)] if config.weight_decay else []
-    rate = optax.scale_by_learning_rate(learning_rate(config, total_steps))
+    options = config.optim
+    first = normalise_gradients() if options.normalise_gradients else optax.identity()
+    decay = [optax.add_decayed_weights(options.weight_decay, mask=_decayed)] if options.weight_decay else []
+    rate = optax.scale_by_learning_rate(learning_rate(options, total_steps))
+    # Differs from the authors' code: Adam's epsilon is added after the bias correction. The code adds it before.
     return optax.chain(first, optax.scale_by_adam(), *decay, rate)
 
 
 def _decayed(params: dict) -> dict:
-    """Matrices and kernels of the networks: no biases, nothing of the prior."""
+    """True for matrices and kernels of the networks, False for biases and for parameters of the prior."""
     return {part: jax.tree.map(lambda p, part=part: part == "model" and p.ndim > 1, params[part]) for part in params}
 
 
-def update_average(average: Any, params: Any, step: Array, decay: float) -> Any:
-    """average <- d average + (1 - d) params, after every AVERAGE_STEPS steps.
+def update_average(average: dict, params: dict, step: Int[Array, ""], decay: float) -> dict:
+    """average <- d average + (1 - d) params, once every AVERAGE_STEPS steps.
 
-    d = min(decay^AVERAGE_STEPS, n / (n + 9)) in the n-th of these updates: at first it is smaller, so that early
-    parameters are soon forgotten. Before the first update the average is the newest parameters.
+    In update n, d = min(decay^AVERAGE_STEPS, n / (n + 9)). It is smaller in the first updates, so the average forgets
+    early parameters quickly. Before the first update the average equals the newest parameters.
 
     Args:
-      step: steps taken, the one that led to `params` among them.
-      decay: of a step.
+      step: number of steps taken, including the one that led to `params`.
+      decay: decay per step.
     """
     n = (step // AVERAGE_STEPS).astype(jnp.float32)
 
-    def take_in(average: Any, params: Any) -> Any:
+    def take_in(average: dict, params: dict) -> dict:
         rate = 1.0 - jnp.minimum(decay**AVERAGE_STEPS, n / (n + 9.0))
         return jax.tree.map(lambda a, p: a + rate * (p - a), average, params)
 

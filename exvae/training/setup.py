@@ -1,9 +1,9 @@
-"""What a run needs before its first step: data, model, compiled functions, and the state that it starts from."""
+"""Preparation of a run: data, model, compiled functions, and the state to start from."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -30,13 +30,13 @@ from exvae.training.step import TrainStep, make_train_step
 
 
 class Setup(NamedTuple):
-    """What stays the same during a run."""
+    """Everything that is constant during a run."""
 
     config: ConfigDict
     workdir: Path
     grey: data.Dataset
-    dataset: data.Dataset  # for a Bernoulli model with valid and test binarized
-    exemplars: data.Split  # of the evaluation at the end
+    dataset: data.Dataset  # as `grey`, but valid and test are binarized if the model is Bernoulli
+    exemplars: data.Split  # exemplars of the final evaluation
     store: Store  # training images
     mesh: Mesh
     model: nn.Module
@@ -48,14 +48,14 @@ class Setup(NamedTuple):
 
 
 def prepare(config: ConfigDict, workdir: Path) -> Setup:
-    """Read the data, check the config against them, open the run's folder and build what the run needs."""
+    """Read the data, check the config against them, open the run's folder, and build everything that the run needs."""
     configs.validate(config)
     if uses_index(config):
         INDEXES[config.retrieval.search].require()
     grey = data.load(config.data, binarize=False)
     dataset = splits.as_modelled(grey, config.model.likelihood)
     config = configs.resolve(config, len(dataset.train))
-    # Needed only at the end, but a wrong file should be found now.
+    # Read now, although they are needed only at the end: a wrong file should raise an error immediately.
     exemplars = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib)
     mesh = sharding.make_mesh(config.train.batch_size)
     folder.open_workdir(workdir, config.to_dict())
@@ -80,7 +80,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Setup:
 
 
 def describe(setup: Setup) -> str:
-    """The run in one line."""
+    """A description of the run in one line."""
     config, sizes = setup.config, [len(part) for part in vars(setup.dataset).values()]
     height, width, channels = setup.model.image_shape
     prior = f"{config.prior.name} prior"
@@ -94,14 +94,14 @@ def describe(setup: Setup) -> str:
     return f"{data_text}, {config.model.architecture}, {prior}, {devices} -> {setup.workdir}"
 
 
-def start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict]:
-    """The last saved state and its checkpoint's meta, or a fresh state with its table filled (Algorithm 1)."""
+def start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict[str, Any]]:
+    """The last saved state and its metadata, or the initial state with its table filled (Algorithm 1)."""
     config, mesh, num_train = setup.config, setup.mesh, len(setup.store)
 
     def init() -> TrainState:
         return init_state(config, setup.model, setup.optimizer)
 
-    like = sharding.shapes(mesh, jax.eval_shape(init))  # a run that goes on compiles no initialisation
+    like = sharding.shapes(mesh, jax.eval_shape(init))  # a resumed run does not compile the initialisation
     restored = checkpoints.restore_latest(lambda meta: _with_tables(setup, like, meta.get("rows", num_train)))
     if restored is not None:
         state, meta = restored
@@ -110,7 +110,7 @@ def start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict]:
         print(f"going on from step {int(state.step)} in {setup.workdir}")
         resized = (table.resize(mesh, part, num_train) for part in (state.table, state.indexed))
         return state.replace(**dict(zip(("table", "indexed"), resized, strict=True))), meta
-    state = jax.jit(init, out_shardings=state_shardings(mesh))()  # one compilation instead of one for each tensor
+    state = jax.jit(init, out_shardings=state_shardings(mesh))()  # one compilation instead of one per tensor
     if uses_table(config):
         filled = table.fill(lambda: setup.evaluator.encode_all(state.params, setup.store), indexed=uses_index(config))
         state = state.replace(table=filled[0], indexed=filled[1])
@@ -118,7 +118,7 @@ def start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict]:
 
 
 def _with_tables(setup: Setup, state: TrainState, num_rows: int) -> TrainState:
-    """`state` with tables of so many rows, as they are in a checkpoint."""
+    """`state` with tables of `num_rows` rows, as in the checkpoint."""
     if not uses_table(setup.config):
         return state
     saved = table.like(setup.mesh, num_rows, setup.config.model.latent_dim)

@@ -1,4 +1,4 @@
-"""The compiled training step: Algorithm 1, and around it the average of the parameters and the figures of the epoch."""
+"""The compiled training step: Algorithm 1, the average of the parameters, and the sums of the training figures."""
 
 from __future__ import annotations
 
@@ -33,11 +33,18 @@ def make_train_step(
     num_train: int,
     steps_per_epoch: int,
 ) -> TrainStep:
-    """The compiled step: (state, batch) -> (state, mean ELBO). The memory of the old state is reused.
+    """The compiled function (state, batch) -> (state, mean ELBO). It reuses the memory of the old state.
 
     The ELBO is NaN if the loss or any gradient is not finite.
     """
-    problem = Problem(config, model, mesh, optimizer, num_train, steps_per_epoch)
+    problem = Problem(
+        config=config,
+        model=model,
+        mesh=mesh,
+        optimizer=optimizer,
+        num_train=num_train,
+        steps_per_epoch=steps_per_epoch,
+    )
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
         state, info = algorithm_1(problem, state, batch)
@@ -49,7 +56,7 @@ def make_train_step(
         finite = jnp.isfinite(info.loss) & jnp.isfinite(optax.tree.norm(info.grads))
         return state, jnp.where(finite, figures["elbo"], jnp.nan)
 
-    # A step that is traced again in the middle of a run would be compiled again: chex raises an error.
+    # Each new trace would mean a new compilation in the middle of a run, so chex raises an error.
     chex.clear_trace_counter()
     out = (state_shardings(mesh), sharding.whole(mesh))
     return jax.jit(chex.assert_max_traces(train_step, n=1), donate_argnums=0, out_shardings=out)

@@ -1,4 +1,4 @@
-"""The early stopping rule: training ends after `train.patience` epochs without a better validation ELBO."""
+"""Early stopping: training ends after `train.patience` epochs without a better validation ELBO."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from exvae.state import EarlyStopping
 
 
 def is_over(stopping: EarlyStopping, patience: int) -> bool:
-    """Whether training should end.
-
-    Differs from the authors' code: after 50 bad epochs, where the code stops after 51.
-    """
+    """Whether training should end."""
+    # Differs from the authors' code: training ends after 50 bad epochs. The code stops after 51.
     return int(stopping.bad_epochs) >= patience
 
 
 def update(stopping: EarlyStopping, epoch: int, elbo: float, *, warmup_epochs: int, every: int = 1) -> EarlyStopping:
-    """After the validation of an epoch.
+    """The record after the validation of an epoch.
 
-    The count of bad epochs stays at 0 until the KL warm-up ends: before that, the objective itself still changes.
+    The number of bad epochs stays 0 until the KL warm-up ends, because the objective changes during the warm-up.
 
     Args:
       every: epochs between two validations.
     """
-    if np.float32(elbo) > np.float32(stopping.best_elbo):  # in the precision that is kept: a plateau is no improvement
+    if np.float32(elbo) > np.float32(stopping.best_elbo):  # in the precision of the record
         return EarlyStopping(jnp.float32(elbo), jnp.int32(epoch), jnp.int32(0))
     bad = int(stopping.bad_epochs) + every if epoch >= warmup_epochs else 0
     return stopping._replace(bad_epochs=jnp.int32(bad))
