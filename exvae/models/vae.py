@@ -8,12 +8,12 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from exvae.distributions import Normal, log_posterior, sample_normal
-from exvae.models.architecture import Architecture
+from exvae.models.architecture import BaseArchitecture
 from exvae.models.layers import Dense, GatedDense, NormalHead
 from exvae.models.terms import Observed, Terms
 
 
-class VAE(Architecture):
+class VAE(BaseArchitecture):
     """q(z|x) = N(mu(x), Lambda(x)), p(x|z) of mean mu_x(z). Subclasses change the networks."""
 
     def setup_networks(self):
