@@ -14,6 +14,7 @@ from exvae import data as datasets
 from exvae.errors import UserError
 from exvae.models import ARCHITECTURES, LIKELIHOODS
 from exvae.priors import PRIORS
+from exvae.retrieval.index import INDEXES
 
 PARZEN = "parzen"  # architecture of the baseline in pixel space, `exvae/evaluation/pixels.py`
 TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups of fields that are read after training only
@@ -163,7 +164,7 @@ def validate(config: Any) -> None:
     likelihoods = ("bernoulli", "gaussian") if config.model.architecture == PARZEN else tuple(LIKELIHOODS)
     _one_of("model.likelihood", config.model.likelihood, likelihoods)
     _one_of("prior.name", config.prior.name, tuple(PRIORS))
-    _one_of("retrieval.search", config.retrieval.search, ("none", "exact", "scann"))
+    _one_of("retrieval.search", config.retrieval.search, ("none", "exact", *INDEXES))
     _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))
     _one_of("optim.schedule", config.optim.schedule, ("constant", "cosine"))
     _one_of("optim.estimator", config.optim.estimator, ("plain", "stl"))

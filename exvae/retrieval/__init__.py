@@ -9,4 +9,3 @@ scann.py   search = scann: such an index by the ScaNN library
 """
 
 NOBODY = -1  # an exemplar slot that holds nothing: padding, or a duplicate of another slot
-SEARCHES = ("none", "exact", "scann")  # of config.retrieval.search
