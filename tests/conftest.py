@@ -13,6 +13,7 @@ import fcntl
 import functools
 import math
 import shutil
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,6 +142,26 @@ def compilations() -> Iterator[collections.Counter]:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def several_devices(monkeypatch):
+    """several_devices(4) -> a mesh: what runs on each device runs on one of four parts here, one after another."""
+
+    def part(leaf: Any, count: int) -> Any:
+        return leaf.reshape(count, -1, *leaf.shape[1:])
+
+    def per_device(mesh: Any, function: Any, in_specs: Any, out_specs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            axes = tuple(None if arg is None or spec == sharding.WHOLE else 0 for arg, spec in zip(args, in_specs))  # noqa: B905
+            args = [part(arg, mesh.size) if axis == 0 else arg for arg, axis in zip(args, axes, strict=True)]
+            out = jax.vmap(function, axes, axis_name=sharding.AXIS, axis_size=mesh.size)(*args)
+            return out[0] if out_specs == sharding.WHOLE else out.reshape(-1, *out.shape[2:])
+
+        return run
+
+    monkeypatch.setattr(sharding, "per_device", per_device)
+    return lambda count: types.SimpleNamespace(size=count)
 
 
 @pytest.fixture(scope="session")
