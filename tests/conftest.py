@@ -3,6 +3,7 @@
 import os
 
 # Programs of the tests run for milliseconds: compile them fast, not well. Processes that tests start inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"  # threads that spin beside each other (t-SNE) cost many times what they do
 QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
 

@@ -12,6 +12,8 @@ from pathlib import Path
 WHOLE = "whole"
 Held = frozenset  # of WHOLE and of names of groups: what an expression may be
 NOTHING = Held()
+# Functions of these modules are found in a registry and given a group as `options`: no call names them.
+CALLED_BY_NAME = {"exvae.data.registry": "data", "exvae.priors": "prior"}
 
 
 class Module:
@@ -127,6 +129,10 @@ class Package:
             for module in self.modules
             for name, node in module.functions.items()
         }
+        for name, (parameters, held_by) in self.given.items():
+            for package, group in CALLED_BY_NAME.items():
+                if name.startswith(f"{package}.") and "options" in parameters:
+                    held_by["options"] = Held({group})
         before = None
         while before != (before := str([held for _, held in self.given.values()])):
             self.found = set()

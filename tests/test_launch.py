@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 
 def run(capsys, *arguments: str) -> tuple[int, str]:
     """Exit code and standard error of `python launch.py ...`, in this process."""
-    argv = ["launch.py", "--config=experiments/quickstart.py", "--task=train", "--out=", *arguments]
+    experiment = [] if arguments and arguments[0].startswith("--config=") else ["--config=experiments/quickstart.py"]
+    argv = ["launch.py", *experiment, "--task=train", "--out=", *arguments]
     with mock.patch.object(sys, "argv", argv):  # config_flags looks there for the fields that are set
         code = launch.main(argv)
     for name in [name for name in flags.FLAGS if name.startswith("config.")]:

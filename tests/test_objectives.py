@@ -25,6 +25,8 @@ NEIGHBOURS = (1, 3, M)
 MESH = sharding.make_mesh()
 QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
 
+pytestmark = pytest.mark.xdist_group("objectives")  # one worker compiles for all of them
+
 
 def make_config(*, prior="exemplar", search="none", k=3, scored="union", m=M, leave_one_out=True):
     config = get_config()

@@ -17,7 +17,7 @@ from exvae import once
 from exvae.data.batches import epoch_order
 from exvae.runs.checkpoint import Checkpoints
 from exvae.scale import sharding
-from exvae.training import loop
+from exvae.training import loop, setup
 from tests.conftest import compilations
 
 ROOT = Path(__file__).parents[2]
@@ -142,12 +142,12 @@ def test_early_stopping_ends_the_run_after_the_warm_up(tiny_config, tmp_path, mo
     elbos = {1: -9.0, 2: -8.0, 3: -7.0, 4: -7.5, 5: -7.5, 6: -7.5, 7: -7.0}
     ended = []
 
-    def validate(setup, state, epoch):
+    def validate(_, state, epoch):
         ended.append(epoch)
         return {"elbo": elbos[epoch], "reconstruction": 0.0, "kl": 0.0}
 
     monkeypatch.setattr(
-        loop, "make_train_step", lambda *_: lambda state, batch: (state.replace(step=state.step + 1), -1.0)
+        setup, "make_train_step", lambda *_, **__: lambda state, batch: (state.replace(step=state.step + 1), -1.0)
     )
     monkeypatch.setattr(loop, "_validate", validate)
     monkeypatch.setattr(loop, "_finish", lambda *_: {})
