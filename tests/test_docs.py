@@ -290,7 +290,7 @@ def test_configuration_page_is_made_from_the_config():
     generator = load_generator()
     assert generator.PAGE.read_text() == generator.page(), "run python docs/make_configuration.py"
     fields = {field.name: field for field in generator.read_fields()}
-    defaults = configs._flat(configs.get_config().to_dict())
+    defaults = configs.flat(configs.get_config())
     assert fields.keys() == defaults.keys()
     assert all(fields[name].comment or name in generator.NOTES for name in fields), "every field has a meaning"
     assert {name: ast.literal_eval(field.default) for name, field in fields.items()} == defaults

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from flax.traverse_util import flatten_dict
 from ml_collections import config_flags
 
 from exvae import config as configs
@@ -112,7 +111,7 @@ def make_points(config: Any, grid: dict[str, list[str]], workdir: Path) -> list[
             point = Point(values, _configure(config, values), workdir / name)
         except (flags.Error, UserError) as error:
             raise UserError(f"--sweep: {name}: {error}") from error
-        typed = operator.itemgetter(*grid)(flatten_dict(point.config.to_dict(), sep="."))
+        typed = operator.itemgetter(*grid)(configs.flat(point.config))
         if typed in points:
             raise UserError(f"--sweep: {name} and {points[typed].folder.name} are the same: give each value once")
         points[typed] = point
@@ -145,7 +144,7 @@ def same_config(new: dict, old: dict) -> bool:
     new = copy.deepcopy(new)
     for group, name in AUTOMATIC:
         new[group][name] = new[group][name] or old[group][name]
-    now, then, default = (flatten_dict(config, sep=".") for config in (new, old, configs.get_config().to_dict()))
+    now, then, default = map(configs.flat, (new, old, configs.get_config()))
     then = {**default, **then}  # a run older than a field had its default
     agrees = all(now[field] == then[field] for field in now if field.startswith(MORE_TO_DO))
     return agrees and not configs.differences(new, old)
