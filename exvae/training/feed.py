@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Array, Int
+from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from exvae import keys
+from exvae.arrays import Array
 from exvae.data.store import Store
 from exvae.objectives import Batch, training_terms
 from exvae.priors import PRIORS
@@ -58,14 +59,14 @@ class Feeder:
         own = index[self._rows]
         batch = Batch(sharding.join_rows(self._mesh, own, len(index)), store=self._store.whole)
         if self._store.on_host:
-            batch = batch._replace(images=self._store.take(own))
+            batch = batch.replace(images=self._store.take(own))
         if not uses_exemplars(self._config):
             return batch
         chosen = self._choose(state, batch, number, own)
         if chosen is None:
             return batch
-        batch = batch._replace(chosen=sharding.join_rows(self._mesh, chosen, len(chosen) * jax.process_count()))
-        return batch._replace(chosen_images=self._store.take(chosen)) if self._store.on_host else batch
+        batch = batch.replace(chosen=sharding.join_rows(self._mesh, chosen, len(chosen) * jax.process_count()))
+        return batch.replace(chosen_images=self._store.take(chosen)) if self._store.on_host else batch
 
     def swap_index(self, state: TrainState, number: int) -> TrainState:
         """Before step `number`, if it is due: put the next index to use, and begin one of the table as it is now."""

@@ -12,10 +12,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 from ml_collections import ConfigDict
 
 from exvae import keys
+from exvae.arrays import Array
 from exvae.data.batches import epoch_order
 from exvae.evaluation.elbo import mean_elbo
 from exvae.evaluation.evaluate import describe as describe_figures

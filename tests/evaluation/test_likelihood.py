@@ -246,7 +246,7 @@ def test_audit_is_unbiased_where_pruning_loses_a_lot():
     want = np.exp(exact - special.logsumexp(log_w)) - 1
     assert want > 3
     keys = jax.random.split(jax.random.key(9), 6000)
-    components = case.components._replace(means=jnp.asarray(case.means))
+    components = case.components.replace(means=jnp.asarray(case.means))
     audits = jax.jit(jax.vmap(lambda key: likelihood.audit(key, samples, components, chosen, (2, 4))))(keys)
     audits = np.asarray(audits, np.float64).reshape(6000, -1).mean(-1)
     error = audits.std() / 6000**0.5
