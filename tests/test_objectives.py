@@ -11,9 +11,9 @@ import pytest
 from scipy import special
 
 from exvae import keys, models
+from exvae.algorithm import Batch, Problem, algorithm_1
 from exvae.config import get_config
 from exvae.distributions import binarize, to_unit
-from exvae.objectives import Batch, Problem, algorithm_1
 from exvae.retrieval import slots
 from exvae.retrieval.draw import draw_exemplars
 from exvae.scale import sharding

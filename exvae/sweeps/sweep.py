@@ -274,7 +274,8 @@ def run_local(points: Sequence[Point], words: Sequence[str], workers: int) -> No
     """The unfinished points, so many at a time. One that fails does not keep the others from running."""
     todo = collections.deque(point for point in points if not finished(point))
     print(f"points: {len(points)}, finished before: {len(points) - len(todo)}, at a time: {workers}", flush=True)
-    free, running, seconds = list(range(workers)), {}, []
+    free, seconds = list(range(workers)), []
+    running: dict[subprocess.Popen, tuple[Point, int, float]] = {}
     try:
         while todo or running:
             while todo and free:
