@@ -174,7 +174,7 @@ def test_augmentation_of_unlabelled_images_is_refused(capsys, tmp_path, tiny_fla
     arguments = [*tiny_flags, f"--config.data.name=npz:{tmp_path}/bare.npz", f"--workdir={tmp_path}/run"]
     assert run(capsys, *arguments, "--config.train.epochs=1")[0] == 0
     code, err = run(capsys, *arguments, "--task=augment")
-    assert (code, err) == (2, "error: augmentation is of labelled images, and these have no labels\n")
+    assert (code, err) == (2, "error: augmentation needs labels, and these images have no labels\n")
 
 
 def test_unwritable_workdir_is_refused(capsys, tmp_path, tiny_flags):
