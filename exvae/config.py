@@ -154,9 +154,7 @@ def _at_least(field: str, value: int | float, low: int | float) -> None:
         raise UserError(f"config.{field}={value} must be at least {low}")
 
 
-def _numbers(
-    field: str, values: tuple[int | float, ...], kind: type, low: int, high: int | float = float("inf")
-) -> None:
+def _numbers(field: str, values: tuple[Any, ...], kind: type, low: int, high: int | float = float("inf")) -> None:
     """Check a list such as --config.generate.index=3,5."""
     allowed = (int,) if kind is int else (int, float)
     if not all(isinstance(value, allowed) and low <= value <= high for value in values):

@@ -133,7 +133,7 @@ def test_folder_names_are_safe_and_distinct(tmp_path):
         (["--sweep=sede=1"], "'sede' is not a config field; did you mean 'seed'?"),
         (["--sweep=optim.learning_rat=1"], "did you mean 'optim.learning_rate'?"),
         (["--sweep=optim=1"], "'optim' is not a config field"),
-        (["--sweep=seed=1;config.seed=2"], "seed stands there twice"),
+        (["--sweep=seed=1;config.seed=2"], "seed occurs twice"),
         (["--sweep=seed=1,2,1"], "seed=1 and seed=1 are the same"),
         (["--sweep=optim.learning_rate=1e-3,5e-4,0.001"], "are the same: give each value once"),
         (["--sweep=seed=0,x"], "--config.seed=x: invalid literal"),
@@ -167,7 +167,7 @@ def test_command_of_a_point_is_the_sweeps_without_its_own_flags(tmp_path):
         [*argv.split(), f"--flagfile={tmp_path}/flags"], ["augment.lambdas", "generate.label", "prior.leave_one_out"]
     )
     assert words == ["--config=x.py:prior=vamp", "--config.train.batch_size=7", "--config.train.epochs=5"]
-    point = sweep.Point({"seed": "0", "augment.lambdas": "(1, 0.4)"}, None, Path("w/p"))
+    point = sweep.Point({"seed": "0", "augment.lambdas": "(1, 0.4)"}, configs.get_config(), Path("w/p"))
     assert sweep.child_command(words, point) == [
         sys.executable, str(ROOT / "launch.py"), *words, "--config.seed=0", "--config.augment.lambdas=(1, 0.4)",
         "--workdir=w/p",
@@ -246,7 +246,7 @@ def test_failed_points_are_reported_and_the_others_run(tmp_path, children, capsy
 def test_launch_exits_with_1_if_a_point_failed(capsys, tmp_path, children):
     children({1: "fail"})
     code, out, err = run_launch(capsys, f"--workdir={tmp_path}", "--sweep=seed=0,1")
-    assert code == 1 and err == "error: 1 of 2 points failed; the same command tries them again\n"
+    assert code == 1 and err == "error: 1 of 2 points failed; run the same command again to retry them\n"
     assert out.endswith((tmp_path / "sweep.txt").read_text())
 
 
@@ -314,7 +314,7 @@ def test_points_see_the_devices_of_their_worker(tmp_path, children, monkeypatch)
 
 def test_second_sweep_in_a_folder_is_refused(tmp_path, children):
     children()
-    with sweep.lock(tmp_path, "--workdir", "sweep"), pytest.raises(UserError, match="another sweep is going on"):
+    with sweep.lock(tmp_path, "--workdir", "sweep"), pytest.raises(UserError, match="another sweep is running"):
         run(tmp_path, "seed=0")
     run(tmp_path, "seed=0")
     (tmp_path / "file").touch()

@@ -254,7 +254,7 @@ def test_broken_results_of_other_runs_are_left_out(run, capsys):
     run.config.augment.epochs, run.config.augment.compare = 1, str(run.workdir / "o*")
     run.config.augment.lambdas = (1.0,)
     augment.main(run)
-    assert "matches nothing" in capsys.readouterr().out
+    assert "matches no folder" in capsys.readouterr().out
     for name, text in (("one", "{"), ("other", "{}"), ("old", '{"settings": 1, "prior": "x", "errors": [{}]}')):
         (run.workdir / f"o{name}").mkdir()
         (run.workdir / f"o{name}" / "augment_test.json").write_text(text)
@@ -278,7 +278,7 @@ def test_unlabelled_data_and_large_batches_are_refused(run):
     with pytest.raises(UserError, match="augment.batch_size=361 must be at most 360"):
         augment.main(run)
     run = dataclasses.replace(run, grey=data.Dataset(*(data.Split(part.images) for part in vars(run.grey).values())))
-    with pytest.raises(UserError, match="these have no labels"):
+    with pytest.raises(UserError, match="these images have no labels"):
         augment.main(run)
 
 
