@@ -81,11 +81,12 @@ def stop_and_resume(config, workdir, monkeypatch):
     loop.train(config, workdir)
 
 
-def check_figures(kind, workdir):
+def check_figures(kind, config, workdir):
     # Not of validation: running statistics are those of the last batches only after some tens of steps.
     first, last = [line["elbo"] for line in metric_lines(workdir) if line["split"] == "train"]
     assert last > first
     test = json.loads((workdir / "results.json").read_text())["test"]
+    assert test["exemplars"] == (96 if config.prior.name == "exemplar" else 0)
     assert test["bits_per_dim"] == pytest.approx(-test["log_likelihood"] / (np.prod(KINDS[kind][2]) * np.log(2)))
     assert test["log_likelihood"] >= test["elbo"] - 1.0
 
@@ -119,7 +120,7 @@ def check_python(kind, config, workdir):
 def test_it_learns_resumes_bit_for_bit_and_does_its_tasks(kind, tmp_path, monkeypatch):
     config = make_config(kind, tmp_path)
     loop.train(config, tmp_path / "run")
-    check_figures(kind, tmp_path / "run")
+    check_figures(kind, config, tmp_path / "run")
     if kind == "colour convhvae":  # what follows would be as with the others
         return
     check_python(kind, config, tmp_path / "run")
