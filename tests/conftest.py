@@ -110,6 +110,7 @@ GROUPS = {
     "trained": (
         "tests/evaluation/test_evaluate_task.py", "tests/test_run.py", "tests/test_launch.py",
         "tests/training/test_loop.py", "tests/training/test_average.py", "tests/reproduce/test_trials.py",
+        "tests/sweeps/test_sweep.py::test_what_a_real_run",
     ),
     "uses": ("tests/uses/",),
 }  # fmt: skip
@@ -118,8 +119,8 @@ GROUPS = {
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        path = item.nodeid.split("::")[0]
-        group = next((name for name, places in GROUPS.items() if path.startswith(places)), path)
+        named = (name for name, places in GROUPS.items() if item.nodeid.startswith(places))
+        group = next(named, item.nodeid.split("::")[0])
         item.add_marker(pytest.mark.xdist_group(group))
 
 

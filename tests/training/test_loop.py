@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exvae import once
 from exvae.data.batches import epoch_order
 from exvae.runs.checkpoint import Checkpoints
 from exvae.scale import sharding
@@ -219,10 +218,11 @@ def test_resumed_run_equals_straight_run(recipe, tmp_path, monkeypatch):
         patch.setattr(loop, "_is_due", lambda step, due: step in (11, 12))
         loop.train(config, tmp_path)
     assert reached == 13
-    once.forget()  # as in a new process: what comes from a checkpoint must be as what a step leaves
+    loop.prepare(config, tmp_path).train_step.clear_cache()  # as in a new process
     with compilations() as compiled:
         loop.train(config, tmp_path)
-    assert (compiled["train_step"], compiled["encode_whole"]) == (1, 1)
+    assert compiled["train_step"] == 1  # what comes from a checkpoint is as what a step leaves
+    assert compiled["encode_whole"] + compiled["elbo_batch"] == 0  # these are still there
     assert_same_run(config, straight, tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     check_folder(tmp_path, results)
