@@ -1,4 +1,4 @@
-"""The default config, and what its values may be."""
+"""The default config, and the rules for its values."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import copy
 import difflib
 import fnmatch
 import re
+from pathlib import Path
 from typing import Any
 
-import ml_collections
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
 
 from exvae import data as datasets
 from exvae.errors import UserError
 from exvae.models import ARCHITECTURES, LIKELIHOODS
 from exvae.priors import PRIORS
+from exvae.retrieval.index import INDEXES
 
-PARZEN = "parzen"  # architecture of the baseline in pixel space, `exvae/evaluation/pixels.py`
-TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups of fields that are read after training only
-# Fields that a resumed run may change: they do not alter the steps that were already taken.
+PARZEN = "parzen"  # the architecture name of the baseline in pixel space (`exvae/evaluation/pixels.py`)
+TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups that only tasks after training read
+# Fields that may change when a run resumes: they do not affect the steps that were already taken.
 FREE_ON_RESUME = (
     "data.dir",
     "data.memory_mib",
@@ -30,107 +33,112 @@ FREE_ON_RESUME = (
 )
 
 
-def get_config() -> ml_collections.ConfigDict:
-    """The paper's settings for MNIST and the dense VAE; `experiments/` changes a few fields each."""
-    config = ml_collections.ConfigDict()
-    config.seed = 0  # seed of the initialisation, the shuffles and everything that is drawn
+def get_config() -> ConfigDict:
+    """The paper's settings for MNIST and the dense VAE. Each file in `experiments/` changes a few fields.
 
-    config.data = data = ml_collections.ConfigDict()
+    Special values follow one convention. 0 means that the field leaves the matter open: a size is worked out from the
+    data or the machine, a limit does not limit, a period never comes. Where 0 is a value of its own (a class label, the
+    codes of ScaNN), -1 switches off. An empty tuple or string means "not given".
+    """
+    config = ConfigDict()
+    config.seed = 0  # seed of the initialisation, the shuffles and all other random numbers
+
+    config.data = data = ConfigDict()
     data.name = "mnist_5k"  # a named data set, npz:PATH or images:PATH
     data.dir = ""  # folder with the data files; '': EXVAE_DATA_DIR, then the other places (docs/data.md)
-    data.split_seed = 0  # seed of the shuffle before a split; separate from `seed`, so that runs share their splits
+    data.split_seed = 0  # seed of the shuffle before a split; not `seed`, so runs with different seeds share a split
     data.image_size = 28  # images:PATH: height and width to resize to; 0: keep the size
     data.colour = False  # images:PATH: keep three channels
     data.num_images = 10_000  # glyphs: number of images to draw
-    data.device_mib = 0.0  # training images that take more stay on the host; 0: a quarter of a device's memory
-    data.memory_mib = 1024  # decoded images (images:PATH, celeba) that take more are mapped from the cache folder
+    data.device_mib = 0.0  # training images larger than this stay on the host; 0: a quarter of a device's memory
+    data.memory_mib = 1024  # decoded images (images:PATH, celeba) larger than this are mapped from the cache folder
 
-    config.model = model = ml_collections.ConfigDict()
-    model.architecture = "vae"  # `parzen` is no model, but a Parzen window on pixels
+    config.model = model = ConfigDict()
+    model.architecture = "vae"  # `parzen` is a Parzen window on pixels, without a network
     model.latent_dim = 40  # size of z (of z2 in the hierarchical architectures)
-    model.lower_latent_dim = 0  # size of z1 in the hierarchical architectures; 0: as latent_dim
+    model.lower_latent_dim = 0  # size of z1 in the hierarchical architectures; 0: the same as latent_dim
     model.hidden_dim = 300  # units of a dense hidden layer
     model.channels = 64  # channels of the decoder of convhvae and pixelsnail; celeba has 1, 2, 4 and 8 times as many
-    model.likelihood = "bernoulli"  # p(x|z) of a pixel; with parzen the kernel: bernoulli or gaussian
+    model.likelihood = "bernoulli"  # p(x|z) of a pixel; for parzen the kernel: bernoulli or gaussian
 
-    config.prior = prior = ml_collections.ConfigDict()
+    config.prior = prior = ConfigDict()
     prior.name = "exemplar"  # prior of the top latent
     prior.num_exemplars = 0  # M, the exemplars drawn for each step; 0: half of the training set
-    prior.leave_one_out = True  # an image is not its own exemplar (O1)
+    prior.leave_one_out = True  # exclude an image from its own exemplars (O1)
     prior.num_pseudo_inputs = 500  # vamp: number of components
-    prior.activation_mib = 1024  # memory for exemplars' activations in the backward pass; the rest is recomputed
+    prior.activation_mib = 1024  # memory for activations of exemplars in the backward pass; the rest is recomputed
 
-    config.retrieval = retrieval = ml_collections.ConfigDict()
-    retrieval.search = "none"  # none: all M drawn exemplars count; exact, scann: only the nearest neighbours (RAT, O3)
+    config.retrieval = retrieval = ConfigDict()
+    retrieval.search = "none"  # none: use all M drawn exemplars; exact, scann: use only the nearest ones (RAT, O3)
     retrieval.num_neighbours = 10  # K, the neighbours of each image
     retrieval.scored = "union"  # union: each z sees the neighbours of the whole batch; own: only its own K (Eq. 12)
     retrieval.refresh_epochs = 0  # epochs between two encodings of the whole table of means; 0: never (Alg. 1)
     retrieval.rebuild_steps = 0  # scann: steps between two builds of the index; 0: N / 400, at least 500
     retrieval.leaves = 0  # scann: leaves of the tree; 0: sqrt(N), and no tree below 10,000 exemplars
     retrieval.leaves_searched = 0  # scann: leaves that a query searches; 0: 25, or enough for the candidates
-    retrieval.reorder = 0  # scann: rows scored exactly after 4-bit codes; 0: codes from N = 500,000 on; -1: no codes
-    retrieval.min_recall = 0.9  # scann: warn if the index finds a smaller fraction of the K nearest
+    retrieval.reorder = 0  # scann: rows scored exactly after 4-bit codes; 0: codes if N >= 500,000; -1: no codes
+    retrieval.min_recall = 0.9  # scann: warn if the index finds a smaller fraction of the K nearest; 0: never
 
-    config.objective = objective = ml_collections.ConfigDict()
+    config.objective = objective = ConfigDict()
     objective.samples = 1  # codes z drawn for each image of a batch; the training ELBO is their mean
 
-    config.optim = optim = ml_collections.ConfigDict()
-    optim.learning_rate = 5e-4  # the constant rate, or the peak of the cosine
-    optim.schedule = "constant"  # how the learning rate changes over the steps
+    config.optim = optim = ConfigDict()
+    optim.learning_rate = 5e-4  # the constant rate, or the peak of the cosine schedule
+    optim.schedule = "constant"  # how the learning rate changes during training
     optim.rise_steps = 1000  # cosine: steps of the linear rise to the peak
     optim.floor = 0.02  # cosine: last rate as a fraction of the peak
     optim.normalise_gradients = True  # scale each tensor's gradient to unit norm before Adam
     optim.estimator = "plain"  # plain: the whole gradient of the ELBO (the paper); stl: none through q in log q(z|x)
-    optim.ema = 0.0  # decay of an average of the parameters, which is then validated and used; 0: no average
-    optim.weight_decay = 0.0  # fraction of the networks' matrices and kernels that a step of rate 1 takes away
+    optim.ema = 0.0  # decay of an average of the parameters, which is validated and used instead; 0: no average
+    optim.weight_decay = 0.0  # fraction by which a step of rate 1 shrinks the networks' matrices and kernels
     optim.kl_warmup_epochs = 100  # epochs over which the weight of the KL rises linearly to 1
 
-    config.train = train = ml_collections.ConfigDict()
+    config.train = train = ConfigDict()
     train.epochs = 2000  # largest number of epochs
     train.batch_size = 100  # B, the images of a step
     train.validate_epochs = 1  # epochs between two validations; the last epoch is always validated
-    train.patience = 50  # stop after this many epochs without a better validation ELBO (never within the warm-up)
-    train.checkpoint_minutes = 5.0  # longest time between two checkpoints; there is one at the end of every epoch, too
+    train.patience = 50  # stop after this many epochs without a better validation ELBO (never during the warm-up)
+    train.checkpoint_minutes = 5.0  # longest time between two checkpoints; every epoch also ends with one
 
-    config.eval = evaluation = ml_collections.ConfigDict()
-    evaluation.method = "pruned"  # pruned: the nearest exemplars, with an audit of what that loses; exact: all of them
+    config.eval = evaluation = ConfigDict()
+    evaluation.method = "pruned"  # pruned: the nearest exemplars, and an audit of the error; exact: all exemplars
     evaluation.iwae_samples = 5000  # S, the importance samples for the log-likelihood of an image
-    evaluation.num_images = 0  # test images to compute the log-likelihood of, drawn at random; 0: all
-    evaluation.candidates = 1000  # pruned: number of exemplars that count, the nearest to the posterior mean
+    evaluation.num_images = 0  # number of test images for the log-likelihood, drawn at random; 0: all
+    evaluation.candidates = 1000  # pruned: number of exemplars to use, the nearest to the posterior mean
     evaluation.audit = 16  # pruned: samples of an image that are scored against all exemplars
-    evaluation.tolerance = 1e-3  # pruned: loss in nats above which the candidates of an image are doubled
-    evaluation.exemplars = "train"  # images that are the exemplars of the prior, in every task
+    evaluation.tolerance = 1e-3  # pruned: error in nats above which the candidates of an image are doubled
+    evaluation.exemplars = "train"  # the exemplars of the prior, in every task
 
-    config.generate = generate = ml_collections.ConfigDict()
-    generate.seed = 0  # seed of everything that is drawn
+    config.generate = generate = ConfigDict()
+    generate.seed = 0  # seed of all random numbers
     generate.num_images = 100  # number of random samples
-    generate.num_sources = 9  # exemplars to draw plates around, pairs to interpolate between, chains to iterate
-    generate.index = ()  # numbers of the exemplars to start from; (): at random
-    generate.label = -1  # class of the exemplars to start from; -1: any
+    generate.num_sources = 9  # number of exemplars to sample around, of pairs to interpolate, or of chains
+    generate.index = ()  # indices of the exemplars to start from; (): random ones
+    generate.label = -1  # class of the exemplars to start from; -1: any class
     generate.temperature = 1.0  # factor on sigma
     generate.draw = False  # draw pixels from p(x|z) instead of showing its mean
-    generate.steps = 10  # images of an interpolation, its ends included, and of a chain
+    generate.steps = 10  # images in an interpolation, including both ends, or in a chain
 
-    config.represent = represent = ml_collections.ConfigDict()
+    config.represent = represent = ConfigDict()
     represent.tsne_images = 10_000  # largest number of test images in the t-SNE plot; 0: no plot
-    represent.explain = ()  # numbers of the test images to explain by their exemplars; (): eight of them
-    represent.memorisation_images = 1000  # samples, and held-out images, to find the nearest training image of
+    represent.explain = ()  # indices of the test images to explain by their exemplars; (): eight of them
+    represent.memorisation_images = 1000  # samples, and held-out images, to compare with the training images
 
-    config.augment = augment = ml_collections.ConfigDict()
-    augment.lambdas = (1.0, 0.4)  # weights of the real images in the loss, networks for each; 1: no augmentation
-    augment.networks = 10  # networks for each lambda, with seeds 0, 1, ...
+    config.augment = augment = ConfigDict()
+    augment.lambdas = (1.0, 0.4)  # weights of real images in the loss, each with its own networks; 1: no augmentation
+    augment.networks = 10  # networks trained for each lambda, with seeds 0, 1, ...
     augment.split = "test"  # test: train on train+valid, error on test; valid: train on train, error on valid
     augment.hidden_dim = 1024  # units of each of the two hidden layers
     augment.epochs = 100  # epochs over the real images
-    augment.batch_size = 100  # real images of a step, and as many new ones
+    augment.batch_size = 100  # real images in a step, and as many generated ones
     augment.learning_rate = 0.1  # rate of SGD with momentum 0.9; falls linearly to 1 %
-    augment.label_smoothing = 0.1  # probability that is shared among all classes
-    augment.compare = ""  # pattern of the folders of other runs to draw into the plot over lambda, too; '': none
+    augment.label_smoothing = 0.1  # probability that is spread over all classes
+    augment.compare = ""  # pattern for the folders of other runs to include in the plot over lambda; '': none
     return config
 
 
 def nearest_name(word: str, allowed: list[str] | tuple[str, ...]) -> str:
-    """'did you mean ...?' for a misspelt name, or ''."""
+    """'; did you mean ...?' for a misspelt name, or '' if no name is close."""
     close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -141,13 +149,13 @@ def _one_of(field: str, value: str, allowed: list[str] | tuple[str, ...]) -> Non
         raise UserError(f"config.{field}={value!r} must be one of {names}{nearest_name(value, allowed)}")
 
 
-def _at_least(field: str, value: float, low: float) -> None:
+def _at_least(field: str, value: int | float, low: int | float) -> None:
     if not value >= low:
         raise UserError(f"config.{field}={value} must be at least {low}")
 
 
-def _numbers(field: str, values: tuple, kind: type, low: float, high: float = float("inf")) -> None:
-    """Check a list as it was typed: --config.generate.index=3,5."""
+def _numbers(field: str, values: tuple[Any, ...], kind: type, low: int, high: int | float = float("inf")) -> None:
+    """Check a list such as --config.generate.index=3,5."""
     allowed = (int,) if kind is int else (int, float)
     if not all(isinstance(value, allowed) and low <= value <= high for value in values):
         text = ",".join(map(str, values))
@@ -156,14 +164,18 @@ def _numbers(field: str, values: tuple, kind: type, low: float, high: float = fl
         raise UserError(f"config.{field}={text} must be {what} {rule}, with commas between them")
 
 
-def validate(config: Any) -> None:
-    """Check everything that can be checked before the data are read."""
+def validate(config: ConfigDict) -> None:
+    """Check everything that can be checked before the data is read.
+
+    Raises:
+      UserError: a value is not allowed.
+    """
     datasets.check_name(config.data.name)
     _one_of("model.architecture", config.model.architecture, (*ARCHITECTURES, PARZEN))
     likelihoods = ("bernoulli", "gaussian") if config.model.architecture == PARZEN else tuple(LIKELIHOODS)
     _one_of("model.likelihood", config.model.likelihood, likelihoods)
     _one_of("prior.name", config.prior.name, tuple(PRIORS))
-    _one_of("retrieval.search", config.retrieval.search, ("none", "exact", "scann"))
+    _one_of("retrieval.search", config.retrieval.search, ("none", "exact", *INDEXES))
     _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))
     _one_of("optim.schedule", config.optim.schedule, ("constant", "cosine"))
     _one_of("optim.estimator", config.optim.estimator, ("plain", "stl"))
@@ -202,8 +214,8 @@ def validate(config: Any) -> None:
         _at_least(field, config[group][name], low)
 
 
-def resolve(config: Any, num_train: int) -> ml_collections.ConfigDict:
-    """A copy with the values that depend on the size of the training set filled in and checked."""
+def resolve(config: ConfigDict, num_train: int) -> ConfigDict:
+    """A copy in which the values that depend on the size of the training set are filled in and checked."""
     config = copy.deepcopy(config)
     if config.train.batch_size > num_train:
         raise UserError(f"config.train.batch_size={config.train.batch_size} exceeds the {num_train} training images")
@@ -215,22 +227,22 @@ def resolve(config: Any, num_train: int) -> ml_collections.ConfigDict:
         k = config.retrieval.num_neighbours
         if config.retrieval.search != "none" and k > m:
             raise UserError(f"config.retrieval.num_neighbours={k} must lie in 1..{m} (config.prior.num_exemplars)")
-    # Long enough for a build: that of a million rows takes as long as some hundred steps on two cores.
+    # A build must fit in this time: on two cores, a million rows take as long as a few hundred steps.
     config.retrieval.rebuild_steps = config.retrieval.rebuild_steps or max(500, num_train // 400)
     return config
 
 
-def differences(new: dict, old: dict) -> list[str]:
-    """Fields that matter and differ between two configs, as 'train.batch_size: 100 here, 50 in the run'."""
+def differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
+    """The fields that make a run another run, as 'train.batch_size: 100 here, 50 in the run'."""
     free = set(FREE_ON_RESUME)
     if new["optim"]["schedule"] == "cosine":
-        free.remove("train.epochs")  # the rate of every step depends on it
-    a, b = _flat(new), {**_flat(get_config().to_dict()), **_flat(old)}  # a run older than a field had its default
+        free.remove("train.epochs")  # the learning rate of every step depends on it
+    a, b = flat(new), {**flat(get_config()), **flat(old)}  # a field added after an old run had its default there
     fields = [f for f in sorted(a.keys() | b.keys()) if not any(fnmatch.fnmatch(f, pattern) for pattern in free)]
     return _differing(a, b, fields)
 
 
-def _differing(new: dict, old: dict, fields: list[str]) -> list[str]:
+def _differing(new: dict[str, Any], old: dict[str, Any], fields: list[str]) -> list[str]:
     return [
         f"{field}: {new.get(field)!r} here, {old.get(field)!r} in the run"
         for field in fields
@@ -238,11 +250,11 @@ def _differing(new: dict, old: dict, fields: list[str]) -> list[str]:
     ]
 
 
-def stored(fields: dict, workdir: Any) -> ml_collections.ConfigDict:
-    """config.json of a run as a config; the tasks' options are the defaults, they do not belong to the run."""
+def stored(fields: dict[str, Any], workdir: Path) -> ConfigDict:
+    """The config of a run from its config.json. Options of tasks are not part of a run and have their defaults."""
     config = get_config()
-    known = [field for field in _flat(config.to_dict()) if field.split(".")[0] not in TASK_GROUPS]
-    found = _flat(fields)
+    known = [field for field in flat(config) if field.split(".")[0] not in TASK_GROUPS]
+    found = flat(fields)
     if missing := {"data.name", "model.architecture", "prior.name"} - found.keys():
         raise UserError(f"{workdir}/config.json is not the config of a run (no {', '.join(sorted(missing))})")
     try:
@@ -252,15 +264,17 @@ def stored(fields: dict, workdir: Any) -> ml_collections.ConfigDict:
     return config
 
 
-def of_run(command: Any, fields: dict, workdir: Any) -> ml_collections.ConfigDict:
-    """The config of a trained run, but with the command's options of the tasks, and its `data.dir` if it has one.
+def of_run(command: ConfigDict, fields: dict[str, Any], workdir: Path) -> ConfigDict:
+    """The config of a trained run, with the options of tasks and the `data.dir` of the command line.
 
-    How the run was trained is known from its folder and need not be said again; but a command that names another model
-    or other data than the folder holds is a mistake.
+    The command line does not have to repeat how the run was trained.
+
+    Raises:
+      UserError: the command line names another model or another data set than the run's.
     """
     named = [f"model.{name}" for name in command.model] + ["prior.name", "data.name"]
     config = stored(fields, workdir)
-    if found := _differing(_flat(command.to_dict()), _flat(config.to_dict()), named):
+    if found := _differing(flat(command), flat(config), named):
         raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
     for group in TASK_GROUPS:
         config[group] = command[group]
@@ -268,21 +282,21 @@ def of_run(command: Any, fields: dict, workdir: Any) -> ml_collections.ConfigDic
     return config
 
 
-def _flat(config: dict, prefix: str = "") -> dict:
-    """{'train': {'epochs': 3}} to {'train.epochs': 3}."""
-    out = {}
-    for name, value in config.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return out
+def flat(config: ConfigDict | dict[str, Any]) -> dict[str, Any]:
+    """{'train': {'epochs': 3}} as {'train.epochs': 3}."""
+    return flatten_dict(config.to_dict() if isinstance(config, ConfigDict) else config, sep=".")
+
+
+_flat = flat  # the name that docs/make_configuration.py still uses
 
 
 def field_names() -> list[str]:
-    """Every field as it is typed: 'config.train.epochs'."""
-    return [f"config.{field}" for field in _flat(get_config().to_dict())]
+    """Every field as typed on the command line: 'config.train.epochs'."""
+    return [f"config.{field}" for field in flat(get_config())]
 
 
 def check_fields(typed: list[str]) -> None:
-    """Refuse a field that does not exist, with the nearest one that does."""
+    """Raise a UserError for a field that does not exist, and suggest the nearest one that does."""
     names = field_names()
     for field in typed:
         if field not in names:

@@ -1,4 +1,4 @@
-"""Images a batch at a time."""
+"""Images in batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exvae.scale import sharding
 
 
 def epoch_order(seed: int, epoch: int, num_train: int, batch_size: int) -> Int[np.ndarray, "T B"]:
-    """The batches of an epoch, a function of (seed, epoch) alone. What does not fill a batch waits for the next."""
+    """The image indices of each batch of an epoch, a function of (seed, epoch) only. An incomplete batch is dropped."""
     order = np.random.default_rng((seed, epoch)).permutation(num_train).astype(np.int32)
     return order[: num_train // batch_size * batch_size].reshape(-1, batch_size)
 
@@ -22,10 +22,10 @@ def epoch_order(seed: int, epoch: int, num_train: int, batch_size: int) -> Int[n
 def padded_batches(
     images: Shaped[np.ndarray, "n ..."], size: int, multiple: int = 1
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Batches and where they start; the last one is filled up, so that there is one shape and one compilation.
+    """The start index and the images of each batch. The last batch is padded: one shape, one compilation.
 
     Args:
-      multiple: the size of a batch is rounded up to a multiple of it.
+      multiple: the batch size is rounded up to a multiple of this.
     """
     size = -(-min(size, len(images)) // multiple) * multiple
     for start in range(0, len(images), size):
@@ -36,10 +36,16 @@ def padded_batches(
 def map_batches(
     function: Callable[[int, Any], Any], images: Shaped[np.ndarray, "n ..."], size: int, mesh: Mesh | None = None
 ) -> Any:
-    """function(start, batch) of every batch, joined on the host: only one batch at a time is on the devices.
+    """Apply function(start, batch) to every batch and join the results on the host.
+
+    Only one batch at a time is on the devices.
 
     Args:
-      mesh: batches are split over its devices; None: they are given as they are.
+      function: returns a tree of arrays with one row per image of the batch.
+      mesh: batches are split over its devices; None: `function` gets them as numpy arrays.
+
+    Returns:
+      The same tree, of numpy arrays with one row per image.
     """
     parts = []
     for start, batch in padded_batches(images, size, 1 if mesh is None else mesh.size):

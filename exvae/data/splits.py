@@ -1,30 +1,32 @@
-"""How images become train, valid and test, and how valid and test become binary: here and nowhere else."""
+"""The split into train, valid and test, and the binarization of valid and test."""
 
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import UInt8
 
-from exvae.data.types import Dataset, Split, Undecoded
+from exvae.data.types import Dataset, Parts, RawDataset, RawSplit, Split, Undecoded
 from exvae.errors import UserError
 
 BINARIZATION_SEED = 777  # the authors' seed
-_BLOCK = 1000  # images binarized at a time: keeps the uniforms of a draw to a few megabytes
+_BLOCK = 1000  # images binarized at a time; their uniform random numbers take a few megabytes
 
 
 def assign(
-    parts: dict[str, Split],
+    parts: Parts,
     *,
     seed: int,
     num_valid: int | None = None,
     shuffle: bool = True,
-) -> Dataset:
-    """Turns what a source holds into train, valid and test.
+) -> RawDataset:
+    """Make train, valid and test from the parts that a source returns.
 
     Args:
-        parts: `{"train", "test"}` or `{"train", "valid", "test"}`, which are kept, or `{"all"}`: 80, 10 and 10 %.
-        seed: of the shuffle; the same seed gives the same split on every machine.
-        num_valid: how many of train become valid where the source has none; None: a tenth.
-        shuffle: whether valid is a random part of train, or its last images (MNIST, Fashion-MNIST).
+      parts: `{"train", "test"}` or `{"train", "valid", "test"}`, which are kept, or `{"all"}`, which is split into 80,
+        10 and 10 %.
+      seed: seed of the shuffle; the same seed gives the same split on every machine.
+      num_valid: number of training images that become valid if the source has no valid; None: a tenth.
+      shuffle: whether valid is a random part of train, or its last images (MNIST, Fashion-MNIST).
     """
     _check_shapes(parts)
     if "all" in parts:
@@ -38,14 +40,13 @@ def assign(
         raise UserError(f"{len(train)} training images are too few: {num_valid} of them become the validation set")
     if shuffle:
         order = np.random.default_rng(seed).permutation(len(train))
-        head, tail = order[:num_train], order[num_train:]
-    else:
-        head, tail = slice(num_train), slice(num_train, None)  # slices copy nothing
-    return Dataset(_take(train, head), _take(train, tail), _contiguous(test))
+        return Dataset(_take(train, order[:num_train]), _take(train, order[num_train:]), _contiguous(test))
+    # Slices copy nothing.
+    return Dataset(_take(train, slice(num_train)), _take(train, slice(num_train, None)), _contiguous(test))
 
 
 def binarize(dataset: Dataset) -> Dataset:
-    """Draws valid and test once as 0 and 255: one random stream, valid first. Train stays grey, 0 and 255 stay."""
+    """Binarize valid, then test, to 0 and 255 with one random stream. Train keeps its grey levels."""
     stream = np.random.RandomState(BINARIZATION_SEED)
     valid = Split(draw_binary(stream, dataset.valid.images), dataset.valid.labels)
     test = Split(draw_binary(stream, dataset.test.images), dataset.test.labels)
@@ -53,15 +54,15 @@ def binarize(dataset: Dataset) -> Dataset:
 
 
 def as_modelled(dataset: Dataset, likelihood: str) -> Dataset:
-    """What a model with this p(x|z) is fitted to and scored on: a Bernoulli one sees binary pixels."""
+    """The data that a model with this likelihood is trained and evaluated on: a Bernoulli model needs binary pixels."""
     return binarize(dataset) if likelihood == "bernoulli" else dataset
 
 
-def draw_binary(stream: np.random.RandomState, images: np.ndarray) -> np.ndarray:
+def draw_binary(stream: np.random.RandomState, images: UInt8[np.ndarray, "n H W C"]) -> UInt8[np.ndarray, "n H W C"]:
     """The same bits as `255 * stream.binomial(1, images / 255)` in float32, seven times as fast.
 
-    numpy's legacy binomial inverts one uniform u per pixel: for p <= 1/2 it gives u > 1 - p, else not (u > p). With
-    only 256 grey levels both comparisons are a table look-up.
+    For each pixel, numpy's legacy binomial draws one uniform number u and returns u > 1 - p if p <= 1/2, else
+    not (u > p). There are only 256 grey levels, so a table replaces both comparisons.
     """
     p = (np.arange(256, dtype=np.float32) / 255).astype(np.float64)
     threshold, flip = np.maximum(p, 1 - p), p > 0.5
@@ -73,7 +74,7 @@ def draw_binary(stream: np.random.RandomState, images: np.ndarray) -> np.ndarray
     return binary
 
 
-def _from_pool(everything: Split, seed: int) -> Dataset:
+def _from_pool(everything: RawSplit, seed: int) -> RawDataset:
     n = len(everything)
     if n < 3:
         raise UserError(f"{n} images are too few to split into train, valid and test")
@@ -83,18 +84,19 @@ def _from_pool(everything: Split, seed: int) -> Dataset:
     return Dataset(_take(everything, train), _take(everything, valid), _take(everything, test))
 
 
-def _take(split: Split, index: np.ndarray | slice) -> Split:
+def _take(split: RawSplit, index: np.ndarray | slice) -> RawSplit:
     labels = None if split.labels is None else split.labels[index]
     return _contiguous(Split(split.images[index], labels))
 
 
-def _contiguous(split: Split) -> Split:
+def _contiguous(split: RawSplit) -> RawSplit:
     labels = None if split.labels is None else np.ascontiguousarray(split.labels, np.int32)
+    # A slice of a contiguous array is contiguous: images that are mapped from a file are not copied.
     images = split.images if isinstance(split.images, Undecoded) else np.ascontiguousarray(split.images)
-    return Split(images, labels)  # a slice of a contiguous array is one too: mapped images stay where they are
+    return Split(images, labels)
 
 
-def _check_shapes(parts: dict[str, Split]) -> None:
+def _check_shapes(parts: Parts) -> None:
     for key, part in parts.items():
         if not len(part):
             raise UserError(f"the {key} part of the data holds no images")

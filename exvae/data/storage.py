@@ -1,4 +1,4 @@
-"""Where decoded images live: in memory, or, where they are too many, in a file of the cache folder that is mapped."""
+"""Decoded images: in memory, or, if they are too large, mapped from a file in the cache folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TextIO
 import numpy as np
 
 from exvae import files
-from exvae.data.types import Source, Split, Undecoded
+from exvae.data.types import Parts, Source, Split, Undecoded
 from exvae.errors import UserError
 
 MEMORY_MIB = 1024  # the default of config.data.memory_mib
@@ -26,29 +26,31 @@ _PROGRESS_SECONDS = 10.0
 
 
 def cache_dir() -> Path:
-    """Where downloads and decoded images are kept: `EXVAE_CACHE_DIR`, or `~/.cache/exvae`."""
+    """The folder for downloads and decoded images: `EXVAE_CACHE_DIR`, or `~/.cache/exvae`."""
     return Path(os.environ.get("EXVAE_CACHE_DIR") or Path.home() / ".cache" / "exvae")
 
 
-def decode(parts: dict[str, Split], *, memory_mib: float) -> dict[str, Split]:
-    """The parts with arrays for images. Those of one source become slices of one array, in the order of the parts.
+def decode(parts: Parts, *, memory_mib: int | float) -> dict[str, Split]:
+    """Decode the images of all parts. They become slices of one array, in the order of the parts.
 
-    What takes more than `memory_mib` is written to a file once and mapped, then and in later runs.
+    Args:
+      parts: what a source returned, as a whole or in part; arrays are returned unchanged.
+      memory_mib: larger arrays are written to a file once, and mapped from it in this run and in later ones.
     """
+    arrays = {key: part.images for key, part in parts.items() if isinstance(part.images, np.ndarray)}
     waiting = {key: part.images for key, part in parts.items() if isinstance(part.images, Undecoded)}
-    if not waiting:
-        return parts
-    (source,) = {id(images.source): images.source for images in waiting.values()}.values()
-    index = np.concatenate([images.index for images in waiting.values()])
-    fits = len(index) * math.prod(source.image_shape) <= memory_mib * 2**20
-    whole = _in_memory(source, index) if fits else _mapped(source, index)
-    ends = itertools.accumulate(map(len, waiting.values()))
-    arrays = {key: whole[end - len(waiting[key]) : end] for key, end in zip(waiting, ends, strict=True)}
-    return {key: Split(arrays.get(key, part.images), part.labels) for key, part in parts.items()}
+    if waiting:
+        (source,) = {id(images.source): images.source for images in waiting.values()}.values()
+        index = np.concatenate([images.index for images in waiting.values()])
+        fits = len(index) * math.prod(source.image_shape) <= memory_mib * 2**20
+        whole = _in_memory(source, index) if fits else _mapped(source, index)
+        ends = itertools.accumulate(map(len, waiting.values()))
+        arrays |= {key: whole[end - len(waiting[key]) : end] for key, end in zip(waiting, ends, strict=True)}
+    return {key: Split(arrays[key], part.labels) for key, part in parts.items()}
 
 
 def concatenate(arrays: list[np.ndarray]) -> np.ndarray:
-    """As np.concatenate, but neighbours in one array stay there: mapped images are not copied into memory."""
+    """As np.concatenate, but without a copy if the arrays are neighbouring slices of one array (mapped images)."""
     whole, size = arrays[0].base, arrays[0][:1].nbytes
     if isinstance(whole, np.ndarray) and whole.flags.c_contiguous and whole.dtype == np.uint8 and size:
         starts = [array.ctypes.data for array in arrays]
@@ -69,7 +71,7 @@ def _in_memory(source: Source, index: np.ndarray) -> np.ndarray:
 
 
 def _mapped(source: Source, index: np.ndarray) -> np.ndarray:
-    """The images as a file of the cache folder, made where it is not there or of another length."""
+    """The images as a mapped file in the cache folder, which is written first if it is missing or has another shape."""
     shape = (len(index), *source.image_shape)
     path = cache_dir() / "images" / f"{_key(source, index)}.npy"
     images = _open(path, shape)
@@ -79,7 +81,7 @@ def _mapped(source: Source, index: np.ndarray) -> np.ndarray:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "w") as lock:
             _wait(lock, source.where)
-            images = _open(path, shape)  # another process may have written it meanwhile
+            images = _open(path, shape)  # another process may have written it in the meantime
             if images is None:
                 _write(path, shape, _decoded(source, index))
                 images = _open(path, shape)
@@ -95,25 +97,25 @@ def _mapped(source: Source, index: np.ndarray) -> np.ndarray:
 
 
 def _key(source: Source, index: np.ndarray) -> str:
-    """Names the decoded images: other files, settings or order give another name."""
+    """A name for the decoded images. Other files, settings or another order give another name."""
     digest = hashlib.sha256(repr((source.image_shape, source.state())).encode())
-    digest.update(np.ascontiguousarray(index, np.int64))
+    digest.update(np.ascontiguousarray(index, np.int64).data)
     return digest.hexdigest()[:32]
 
 
 def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A view of the file, or None where it is missing, cut short or of another kind."""
+    """A view of the file, or None if it is missing, truncated or of another kind."""
     try:
         images = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError):
         return None
     sound = images.shape == shape and images.dtype == np.uint8 and images.flags.c_contiguous
-    return np.asarray(images) if sound else None  # not of the subclass memmap, which JAX need not know
+    return np.asarray(images) if sound else None  # as a plain array: JAX may not know the subclass memmap
 
 
 def _write(path: Path, shape: tuple[int, ...], blocks: Iterator[np.ndarray]) -> None:
-    """As plain writes: on a full disk they raise an error, while a process that writes to a map would crash."""
-    for left_by_a_kill in path.parent.glob(f".{path.name}.*.tmp"):  # nobody else writes: the caller has the lock
+    """Write the file with plain writes: they raise an error on a full disk, where a write to a map would crash."""
+    for left_by_a_kill in path.parent.glob(f".{path.name}.*.tmp"):  # safe: the caller holds the lock
         left_by_a_kill.unlink(missing_ok=True)
     with files.replacing(path, "wb") as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
@@ -123,7 +125,7 @@ def _write(path: Path, shape: tuple[int, ...], blocks: Iterator[np.ndarray]) -> 
 
 
 def _wait(lock: TextIO, where: str) -> None:
-    """One process decodes a source; the others wait for its file."""
+    """Take the lock. One process decodes a source, the others wait for its file."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -132,10 +134,10 @@ def _wait(lock: TextIO, where: str) -> None:
 
 
 def _decoded(source: Source, index: np.ndarray) -> Iterator[np.ndarray]:
-    """Blocks of decoded images, in order. Threads run only a few blocks ahead, so that few are in memory."""
+    """Blocks of decoded images, in order. Threads work only a few blocks ahead, to limit the memory."""
     threads = min(os.cpu_count() or 1, 8)
     pool = concurrent.futures.ThreadPoolExecutor(threads)
-    pending = collections.deque()
+    pending: collections.deque[concurrent.futures.Future[np.ndarray]] = collections.deque()
     encoded = source.read(index)
     done, shown = 0, time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""Where the training images are while a model is trained: on every device, or on the host where they are too many."""
+"""The training images during training: on every device, or on the host if they are too large."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from jaxtyping import Array, Int, UInt8
 
 from exvae.scale import sharding
 
-SHARE = 0.25  # of a device's memory that images may take; the rest is for activations
+SHARE = 0.25  # fraction of a device's memory for images; the rest is for activations
 
 
 class Store:
-    """The training images, one byte a value."""
+    """The training images, one byte per value."""
 
-    def __init__(self, mesh: Mesh, images: UInt8[np.ndarray, "N H W C"], device_mib: float, memory_mib: float):
+    def __init__(
+        self, mesh: Mesh, images: UInt8[np.ndarray, "N H W C"], device_mib: int | float, memory_mib: int | float
+    ):
         """
         Args:
-          device_mib: what takes more stays on the host; 0: a quarter of a device's memory, and of devices that do
-            not tell theirs (a CPU) `memory_mib`, beyond which images are mapped from a file.
+          device_mib: larger images stay on the host; 0: a quarter of a device's memory, or `memory_mib` if the device
+            does not report its memory (a CPU).
+          memory_mib: config.data.memory_mib.
         """
         self._mesh, self._images = mesh, images
         limit = device_mib * 2**20 or _device_bytes() * SHARE or memory_mib * 2**20
-        too_many = sharding.anywhere(images.nbytes > limit)  # all processes must do the same
+        too_many = sharding.anywhere(images.nbytes > limit)  # all processes must decide the same
         self.whole: Array | None = None if too_many else sharding.replicate(mesh, images)
 
     def __len__(self) -> int:
@@ -38,15 +41,16 @@ class Store:
         return self.whole is None
 
     def take(self, index: Int[np.ndarray, " n"]) -> Array:
-        """Images split over the devices; each process names, and reads, those of its own devices."""
+        """Images, split over the devices. Each process passes the indices for its own devices and reads only these."""
         return sharding.join_rows(self._mesh, self._images[index], len(index) * jax.process_count())
 
     def describe(self) -> str:
+        """Size and place, for the log."""
         size = self._images.nbytes / 2**20
         where = "on the host, each step brings those it needs" if self.on_host else "on every device"
         return f"training images ({size:.0f} MiB) {where}"
 
 
 def _device_bytes() -> int:
-    """Memory of one device; 0 where it is not known."""
+    """Memory of one device; 0 if it is unknown."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)

@@ -12,12 +12,12 @@ from jaxtyping import Float
 
 from exvae.arrays import Array
 from exvae.distributions import Normal, log_normal, log_posterior, sample_normal
-from exvae.models.architecture import Architecture
+from exvae.models.architecture import BaseArchitecture
 from exvae.models.layers import Dense, GatedDense, NormalHead
 from exvae.models.terms import Observed, Terms
 
 
-class HVAE(Architecture):
+class HVAE(BaseArchitecture):
     """q(z2|x) q(z1|x,z2) and p(z2) p(z1|z2) p(x|z1,z2). Subclasses change the networks that read and draw images."""
 
     def setup_networks(self) -> None:

@@ -9,12 +9,12 @@ from jaxtyping import Float
 
 from exvae.arrays import Array
 from exvae.distributions import Normal, log_posterior, sample_normal
-from exvae.models.architecture import Architecture
+from exvae.models.architecture import BaseArchitecture
 from exvae.models.layers import Dense, GatedDense, NormalHead
 from exvae.models.terms import Observed, Terms
 
 
-class VAE(Architecture):
+class VAE(BaseArchitecture):
     """q(z|x) = N(mu(x), Lambda(x)), and p(x|z) with mean mu_x(z). Subclasses change the networks."""
 
     def setup_networks(self) -> None:

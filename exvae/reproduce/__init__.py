@@ -1,1 +1,1 @@
-"""The paper's tables: its numbers (`paper`), the runs that reproduce them (`cells`), and the pages made from them."""
+"""The paper's tables: its numbers (`paper`), the runs that reproduce them (`cells`), and pages with the results."""

@@ -1,8 +1,8 @@
 """The paper's tables, cell by cell: python -m exvae.reproduce [--cells=PATTERN] [--seeds=0,1] [--jobs=2] [--dry_run]
 
-Every cell is the plain `launch.py` command that `--dry_run` prints. Finished ones are skipped, and one that was killed
-goes on from its last checkpoint, so the same command goes on after any stop. Each leaves `results/<cell>.json`, from
-which `python -m exvae.results` makes docs/results.md.
+Every cell is a plain `launch.py` command, which `--dry_run` prints. Finished cells are skipped, and a cell that was
+killed resumes from its last checkpoint, so the same command continues after any stop. Each finished cell writes
+`results/<cell>.json`, and `python -m exvae.results` makes docs/results.md from these files.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from exvae import config as configs
 from exvae import files
@@ -35,10 +36,10 @@ from exvae.sweeps.sweep import AUTOMATIC, lock, same_config
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path("runs/reproduce")
 POLL_SECONDS = 1.0
-PROGRESS_SECONDS = 600.0  # between two lines that say how long is left
-NICE = 10  # of 19: other work goes first
-WHOLE_BY_TRAINING = 1.25  # training and evaluation together, by the time of training: a guess
-# Prints what a float32 product reaches on the cores that this process may use.
+PROGRESS_SECONDS = 600.0  # between two lines with the remaining time
+NICE = 10  # of 19: other programs have priority
+WHOLE_BY_TRAINING = 1.25  # time of training and evaluation divided by that of training: a guess
+# A program that prints the rate of a float32 matrix product in GFLOP/s, on the cores that it may use.
 MATMUL = """
 import time, jax, jax.numpy as jnp
 a, product, best = jnp.ones((1024, 1024)), jax.jit(jnp.matmul), 1e9
@@ -53,13 +54,14 @@ print(2 * 1024**3 / best / 1e9)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One cell: its name and what to ask of launch.py."""
+    """One cell: its name, its experiment and its seed."""
 
     name: str
     experiment: str
     seed: int
 
     def command(self, runs: Path) -> list[str]:
+        """The arguments of python. `runs` is the folder of the run folders."""
         return [
             "launch.py",
             f"--config=experiments/{self.experiment}",
@@ -69,10 +71,10 @@ class Plan:
 
 
 def plans(seeds: Sequence[int] | None = None) -> Iterator[Plan]:
-    """In the order in which they run: the main table's dense rows, then the ablations.
+    """All cells in the order of their runs: the dense rows of the main table, then the ablations.
 
     Args:
-      seeds: of every cell; None: three for MNIST `vae` with the exemplar prior, one for the others.
+      seeds: the seeds of every cell; None: three for MNIST `vae` with the exemplar prior, one for the others.
     """
     rows = [("mnist", "vae"), ("omniglot", "vae"), ("omniglot", "hvae"), ("mnist", "hvae"), ("fashion_mnist", "vae"),
             ("fashion_mnist", "hvae")]  # fmt: skip
@@ -87,16 +89,18 @@ def plans(seeds: Sequence[int] | None = None) -> Iterator[Plan]:
             for loo in ("false", "true"):
                 experiment = f"ablation_loo.py:data={data},leave_one_out={loo},recipe=fast"
                 yield Plan(f"ablation_loo_{data}_{loo}_seed{seed}", experiment, seed)
-            # M = N is the row above with leave-one-out, and M = N / 2 the main table's.
+            # M = N is the row above with leave-one-out, and M = N / 2 is in the main table.
             for fraction in ("0.2", "0.1"):
                 experiment = f"ablation_subsampling.py:data={data},fraction={fraction},recipe=fast"
                 yield Plan(f"ablation_subsampling_{data}_{fraction}_seed{seed}", experiment, seed)
 
 
-def config_of(plan: Plan) -> dict:
-    """The config that the cell's command has."""
+def config_of(plan: Plan) -> dict[str, Any]:
+    """The config of the cell's command."""
     file, _, argument = plan.experiment.partition(":")
     spec = importlib.util.spec_from_file_location("experiment", ROOT / "experiments" / file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"experiments/{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     config = module.get_config(argument)
@@ -105,13 +109,13 @@ def config_of(plan: Plan) -> dict:
 
 
 def finished(plan: Plan, folder: Path) -> bool:
-    """Whether there is a result of just this config: the recipe may have changed since."""
+    """Whether there is a result with this config. The recipe may have changed since then."""
     path = folder / f"{plan.name}.json"
     return path.exists() and same_config(config_of(plan), results.read(path).config)
 
 
 def choose(pattern: str, seeds: Sequence[int] | None) -> list[Plan]:
-    """The cells whose names match a pattern, or one of several with commas between them."""
+    """The cells whose names match a pattern, or one of several patterns with commas between them."""
     every, parts = list(plans(seeds)), pattern.split(",")
     for part in parts:
         if not any(fnmatch.fnmatch(plan.name, part) for plan in every):
@@ -120,7 +124,7 @@ def choose(pattern: str, seeds: Sequence[int] | None) -> list[Plan]:
 
 
 def cores_of(job: int, jobs: int) -> list[int]:
-    """The cores of one of several jobs that run side by side; where they are too few, jobs share them."""
+    """The cores of one of several jobs that run at the same time. If there are too few cores, jobs share them."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     if jobs > len(cores):
         return [cores[job % len(cores)]]
@@ -136,12 +140,12 @@ class Job:
     cores: list[int]
     matmul_gflops: float
     process: subprocess.Popen
-    began: float  # moment, and progress then
-    progress: float
+    began: float  # the time of the start
+    progress: float  # the progress at the start, in 0..1
 
 
 def set_aside(plan: Plan, runs: Path) -> None:
-    """Moves a run of an earlier recipe out of the cell's folder."""
+    """Rename the folder of the cell if it has a run with another config, such as that of an earlier recipe."""
     workdir = runs / plan.name
     if not (workdir / "config.json").exists():
         return
@@ -155,7 +159,7 @@ def set_aside(plan: Plan, runs: Path) -> None:
 
 
 def start(plan: Plan, runs: Path, slot: int, jobs: int) -> Job:
-    """launch.py at low priority on its share of the cores; it ends with this process, however that happens."""
+    """Start a cell at low priority on its share of the cores. It ends whenever this process ends."""
     cores, workdir = cores_of(slot, jobs), runs / plan.name
     set_aside(plan, runs)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -178,13 +182,13 @@ def start(plan: Plan, runs: Path, slot: int, jobs: int) -> Job:
 
 
 def collect(job: Job, runs: Path) -> results.Cell:
-    """What a run that has ended well leaves behind."""
+    """The result of a run that has ended well."""
     workdir = runs / job.plan.name
     found = json.loads((workdir / "results.json").read_text())
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     summaries = [json.loads(path.read_text()) for path in (workdir / "evaluations").glob("*.json")]
     config = found["config"]
-    config["data"]["dir"] = ""  # where the data lie is no part of a result
+    config["data"]["dir"] = ""  # the place of the data files is not part of a result
     seconds = next((s["seconds"] for s in summaries if s["test"] == found["test"]), 0.0)
     return results.Cell(
         name=job.plan.name,
@@ -203,7 +207,7 @@ def collect(job: Job, runs: Path) -> results.Cell:
 
 
 def progress_of(plan: Plan, runs: Path) -> float:
-    """How much of a cell's training is done, by its log of epochs."""
+    """The fraction of a cell's training that is done, from its log of epochs."""
     workdir = runs / plan.name
     try:
         epochs = json.loads((workdir / "config.json").read_text())["train"]["epochs"]
@@ -213,6 +217,7 @@ def progress_of(plan: Plan, runs: Path) -> float:
 
 
 def last_line(runs: Path, plan: Plan) -> str:
+    """The last line of output of a cell."""
     try:
         lines = [line for line in (runs / plan.name / "log.txt").read_text(errors="replace").splitlines() if line]
     except OSError:
@@ -221,17 +226,17 @@ def last_line(runs: Path, plan: Plan) -> str:
 
 
 def check_tree() -> str:
-    """The revision that a result names, as it is now."""
+    """The current git revision. A UserError if there is none or the code has uncommitted changes."""
     revision.git_revision.cache_clear()
     found = revision.git_revision()
     if found is None or found.endswith("+"):
         what = "is no git checkout" if found is None else "has uncommitted changes"
-        raise UserError(f"this folder {what}, but results name their revision: run it from a clean clone")
+        raise UserError(f"this folder {what}, but results record their revision: run it from a clean clone")
     return found
 
 
 def note_revision(workdir: Path) -> None:
-    """In revisions.txt: a run that goes on after a stop may do so with other code, and its result names both."""
+    """Add the revision to revisions.txt. A run may resume with other code, and its result has all revisions."""
     path, found = workdir / "revisions.txt", check_tree()
     known = path.read_text().split() if path.exists() else []
     if found not in known:
@@ -239,7 +244,7 @@ def note_revision(workdir: Path) -> None:
 
 
 def _end(job: Job, runs: Path, folder: Path) -> results.Cell:
-    """The result of a process that has ended; what went wrong as an error."""
+    """Write the result of a process that has ended. A ChildProcessError if it failed."""
     code = job.process.returncode
     if code:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -252,13 +257,15 @@ def _end(job: Job, runs: Path, folder: Path) -> results.Cell:
 
 
 def run(chosen: Sequence[Plan], runs: Path, folder: Path, jobs: int) -> int:
-    """The unfinished cells, so many at a time; the number of those that failed.
+    """Run the unfinished cells, `jobs` at a time. Returns the number of cells that failed.
 
-    Where the results are the project's own, docs/results.md follows them.
+    If `folder` is the project's own folder of results, docs/results.md is updated too.
     """
     todo = collections.deque(plan for plan in chosen if not finished(plan, folder))
     print(f"cells: {len(chosen)}, finished before: {len(chosen) - len(todo)}, at a time: {jobs}", flush=True)
-    free, running, took, failed = list(range(jobs)), [], [], 0
+    free, failed = list(range(jobs)), 0
+    running: list[Job] = []
+    took: list[float] = []
     shown = time.monotonic()
     try:
         while todo or running:
@@ -267,7 +274,7 @@ def run(chosen: Sequence[Plan], runs: Path, folder: Path, jobs: int) -> int:
                 try:
                     running.append(start(plan, runs, slot, jobs))
                     print(f"started  {plan.name}  ({runs / plan.name / 'log.txt'})", flush=True)
-                except Exception as error:  # of one cell: the others run
+                except Exception as error:  # only this cell fails, the others run
                     failed += 1
                     free.append(slot)
                     print(f"failed   {plan.name}  {_one_line(error)}", flush=True)
@@ -279,7 +286,7 @@ def run(chosen: Sequence[Plan], runs: Path, folder: Path, jobs: int) -> int:
                     cell = _end(job, runs, folder)
                     took.append(cell.train_seconds + cell.evaluation_seconds)
                     print(f"done     {cell.name}  log-likelihood {cell.test['log_likelihood']:.2f}", flush=True)
-                except Exception as error:  # of one cell: the others go on
+                except Exception as error:  # only this cell fails, the others continue
                     failed += 1
                     print(f"failed   {job.plan.name}  {_one_line(error)}", flush=True)
             if time.monotonic() - shown > PROGRESS_SECONDS:
@@ -298,7 +305,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _left(running: Sequence[Job], todo: Sequence[Plan], runs: Path, took: list[float], jobs: int) -> str:
-    """How far the running cells are, and how long all of them will take at this pace."""
+    """The progress of the running cells, and the remaining time of all cells."""
     progress = [progress_of(job.plan, runs) for job in running]
     text = "running  " + ", ".join(f"{job.plan.name} {100 * p:.0f} %" for job, p in zip(running, progress, strict=True))
     whole = took or [
@@ -314,12 +321,12 @@ def _left(running: Sequence[Job], todo: Sequence[Plan], runs: Path, took: list[f
 
 
 def show(chosen: Sequence[Plan], runs: Path, folder: Path) -> None:
-    """The commands, and which are done."""
+    """Print the commands, and which of them are finished."""
     try:
         for plan in chosen:
             text = shlex.join(["python", *plan.command(runs)])
             print(f"{'finished' if finished(plan, folder) else 'to do   '}  {text}", flush=True)
-    except BrokenPipeError:  # `--dry_run | head`: nobody reads on
+    except BrokenPipeError:  # as in `--dry_run | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -327,11 +334,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m exvae.reproduce", description="The paper's tables, cell by cell.")
     parser.add_argument("--cells", default="*", metavar="PATTERN", help="names: 'mnist_vae_*', or several with commas")
     parser.add_argument(
-        "--seeds", default="", metavar="0,1,...", help="of every cell; else as docs/results.md has them"
+        "--seeds", default="", metavar="0,1,...", help="seeds of every cell; default: those of docs/results.md"
     )
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time, each on its share of the cores")
-    parser.add_argument("--runs", type=Path, default=RUNS, metavar="FOLDER", help="of the run folders")
-    parser.add_argument("--results", type=Path, default=results.RESULTS, metavar="FOLDER", help="of finished cells")
+    parser.add_argument("--runs", type=Path, default=RUNS, metavar="FOLDER", help="folder of the run folders")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=results.RESULTS,
+        metavar="FOLDER",
+        help="folder of the results of finished cells",
+    )
     parser.add_argument("--dry_run", action="store_true", help="print the commands and what is finished, run nothing")
     options = parser.parse_args(argv)
     try:
@@ -354,8 +367,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from what was saved", file=sys.stderr)
+        print("\nstopped; run the same command again to continue", file=sys.stderr)
         return 130
     if failed:
-        print(f"error: {failed} of {len(chosen)} cells failed; the same command tries them again", file=sys.stderr)
+        print(
+            f"error: {failed} of {len(chosen)} cells failed; run the same command again to retry them", file=sys.stderr
+        )
     return 1 if failed else 0

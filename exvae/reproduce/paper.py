@@ -1,22 +1,24 @@
-"""The paper's numbers (Norouzi et al., 2020, arXiv:2004.04795), so that runs can be set beside them.
+"""The paper's numbers (Norouzi et al., 2020, arXiv:2004.04795), to compare runs with.
 
-By the labels in its source, LOG_LIKELIHOOD is tab:loglikelihood, WITHOUT_LEAVE_ONE_OUT table-log-like, SUBSAMPLING
-table:ablation-subsampling; of the supplement, KL_AND_RECONSTRUCTION is tab:reconst_kl and ACTIVE_UNITS
-tab:posterior_collapse, and CELEBA_BITS_PER_DIM tab:my_label. Nats per test image.
+The constants below are these tables, by their labels in the paper's source: LOG_LIKELIHOOD is tab:loglikelihood,
+WITHOUT_LEAVE_ONE_OUT is table-log-like, SUBSAMPLING is table:ablation-subsampling. In the supplement,
+KL_AND_RECONSTRUCTION is tab:reconst_kl, ACTIVE_UNITS is tab:posterior_collapse, CELEBA_BITS_PER_DIM is tab:my_label.
+Values are nats per test image.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-NUM_TRAIN = {"mnist": 50_000, "fashion_mnist": 50_000, "omniglot": 23_000}  # N, and the order of the columns below
+# N. The keys are in the order of the columns below.
+NUM_TRAIN = {"mnist": 50_000, "fashion_mnist": 50_000, "omniglot": 23_000}
 
 # IWAE with 5000 samples: mean and ± over 5 training runs.
 LOG_LIKELIHOOD = {
     ("vae", "gaussian"): ((-84.45, 0.12), (-228.70, 0.15), (-108.34, 0.06)),
     ("vae", "vamp"): ((-82.43, 0.06), (-227.35, 0.05), (-106.78, 0.21)),
     ("vae", "exemplar"): ((-82.09, 0.18), (-226.75, 0.07), (-105.22, 0.18)),
-    # Misprint: the paper has 227.37 in the middle, without its minus.
+    # A misprint in the paper: the number in the middle has no minus sign there.
     ("hvae", "gaussian"): ((-82.39, 0.11), (-227.37, 0.10), (-104.92, 0.08)),
     ("hvae", "vamp"): ((-81.56, 0.09), (-226.72, 0.08), (-103.30, 0.43)),
     ("hvae", "exemplar"): ((-81.22, 0.05), (-226.53, 0.09), (-102.25, 0.43)),
@@ -28,7 +30,7 @@ LOG_LIKELIHOOD = {
     ("pixelsnail", "exemplar"): ((-77.95, 0.01), (-223.26, 0.01), (-89.28, 0.12)),
 }
 
-# KL, and reconstruction with the sign turned, as the paper prints it.
+# KL, and reconstruction with the opposite sign, as in the paper.
 KL_AND_RECONSTRUCTION = {
     ("vae", "gaussian"): ((25.54, 63.06), (18.38, 213.21), (32.97, 82.30)),
     ("vae", "vamp"): ((25.14, 60.79), (18.44, 211.37), (34.17, 79.49)),
@@ -44,7 +46,7 @@ KL_AND_RECONSTRUCTION = {
     ("pixelsnail", "exemplar"): ((10.94, 67.89), (10.35, 213.95), (10.03, 80.19)),
 }
 
-# Of 40; in the hierarchical architectures those of z2.
+# Of 40 units; for hierarchical architectures, those of z2.
 ACTIVE_UNITS = {
     ("vae", "gaussian"): (24.0, 26.0, 35.2),
     ("vae", "vamp"): (27.6, 35.25, 40.0),
@@ -60,15 +62,14 @@ ACTIVE_UNITS = {
     ("pixelsnail", "exemplar"): (25.8, 37.2, 25.5),
 }
 
-# The ablations: VAE, exemplar prior. With leave-one-out and M = N the paper has the same number in both of its tables.
+# The ablations: VAE, exemplar prior. For M = N with leave-one-out, both tables of the paper have the same number.
 WITHOUT_LEAVE_ONE_OUT = {"mnist": -101.33, "omniglot": -139.12}  # M = N
 SUBSAMPLING = {  # by M/N
     "mnist": {1.0: -82.35, 0.5: -82.09, 0.2: -82.12, 0.1: -82.20},
     "omniglot": {1.0: -105.80, 0.5: -105.22, 0.2: -104.95, 0.1: -105.42},
 }
 
-# The best epoch in the log that the authors published of one of their runs: MNIST, vae, exemplar, exact prior,
-# batches of 100.
+# The best epoch in the log of a run that the authors published: MNIST, vae, exemplar, exact prior, batches of 100.
 AUTHORS_VALID_ELBO, AUTHORS_EPOCHS = -85.85, 1038
 AUTHORS_STEP_SECONDS = 0.77  # their code with the exact prior, batches of 100, on two cores (AVX-512)
 
@@ -77,7 +78,7 @@ CELEBA_BITS_PER_DIM = {"gaussian": 5.825, "exemplar": 5.780}
 
 
 class Cell(NamedTuple):
-    """The paper's figures for one setting, natural signs; None where it has none."""
+    """The paper's numbers for one setting, with natural signs; None if the paper has no number."""
 
     log_likelihood: float | None = None
     log_likelihood_std: float | None = None
@@ -87,8 +88,13 @@ class Cell(NamedTuple):
     bits_per_dim: float | None = None
 
 
-def cell(config: dict, num_train: int | None = None) -> Cell | None:
-    """The cell that a run of this config (results.json's) repeats, or None. N is `num_train`, else the data set's."""
+def cell(config: dict[str, Any], num_train: int | None = None) -> Cell | None:
+    """The paper's cell with this config; None if there is none.
+
+    Args:
+      config: the config of results.json.
+      num_train: N; None: the number of training images of the data set in the paper.
+    """
     name, model, prior = config["data"]["name"], config["model"], config["prior"]
     row = (model["architecture"], prior["name"])
     if name == row[0] == "celeba":
@@ -108,15 +114,15 @@ def cell(config: dict, num_train: int | None = None) -> Cell | None:
     return next((Cell(value) for fraction, value in fractions.items() if _close(m / n, fraction)), None)
 
 
-def _celeba_cell(model: dict, prior: dict, num_train: int | None) -> Cell | None:
+def _celeba_cell(model: dict[str, Any], prior: dict[str, Any], num_train: int | None) -> Cell | None:
     n = CELEBA_NUM_TRAIN if num_train is None else num_train
     half = prior["leave_one_out"] and _close((prior["num_exemplars"] or n // 2) / n, 0.5)
     same = CELEBA_SIZES.items() <= model.items() and n == CELEBA_NUM_TRAIN and (half or prior["name"] != "exemplar")
     return Cell(bits_per_dim=CELEBA_BITS_PER_DIM.get(prior["name"])) if same else None
 
 
-def _papers_sizes(model: dict) -> bool:
-    """The paper's cells have 40 latents, 300 hidden units and binary images."""
+def _papers_sizes(model: dict[str, Any]) -> bool:
+    """Whether the model has the paper's sizes: 40 latents, 300 hidden units, binary images."""
     return (
         model.get("latent_dim", 40) == 40
         and model.get("lower_latent_dim", 0) in (0, 40)
@@ -127,7 +133,7 @@ def _papers_sizes(model: dict) -> bool:
 
 
 def _close(value: float, fraction: float) -> bool:
-    """Within 1 %: N may not divide evenly, and the paper's M/N = 1 is (N - 1)/N."""
+    """Equal within 1 %: N may not divide evenly, and the paper's M/N = 1 is (N - 1)/N."""
     return abs(value - fraction) <= 0.01 * fraction
 
 

@@ -1,4 +1,4 @@
-"""Finished cells of the paper's tables: `results/<cell>.json`, and docs/results.md made from them.
+"""Finished cells of the paper's tables in `results/<cell>.json`, and the page docs/results.md.
 
 python -m exvae.results            writes docs/results.md and the table in README.md
 """
@@ -45,7 +45,7 @@ The tables show test log-likelihoods in nats: importance weighting with 5000 sam
 
 
 class Cell(NamedTuple):
-    """One finished run: what `results/<name>.json` holds."""
+    """One finished run: the contents of `results/<name>.json`."""
 
     name: str
     command: str
@@ -53,10 +53,10 @@ class Cell(NamedTuple):
     best_epoch: int
     config: dict[str, Any]
     git: str
-    train_seconds: float  # on the clock, validation included; other work may have run beside it
-    train_cpu_seconds: float | None  # of all cores together
+    train_seconds: float  # elapsed time with validation; other programs may have run at the same time
+    train_cpu_seconds: float | None  # sum over all cores
     evaluation_seconds: float
-    cores: int  # that the run could use
+    cores: int  # number of cores that the run could use
     matmul_gflops: float  # float32, 1024 x 1024, on these cores
     valid: list[tuple[int, float]]  # epoch, validation ELBO
 
@@ -67,6 +67,7 @@ class Cell(NamedTuple):
 
 
 def write(folder: Path, cell: Cell) -> Path:
+    """Write the file of a cell and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{cell.name}.json"
     files.write_json(path, cell._asdict())
@@ -74,6 +75,7 @@ def write(folder: Path, cell: Cell) -> Path:
 
 
 def read(path: Path) -> Cell:
+    """Read the file of a cell."""
     try:
         return Cell(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -81,11 +83,12 @@ def read(path: Path) -> Cell:
 
 
 def read_all(folder: Path) -> list[Cell]:
+    """Read the files of all cells in a folder."""
     return [read(path) for path in sorted(folder.glob("*.json"))]
 
 
 def _is_main(cell: Cell) -> bool:
-    """Of the paper's main table: the others are ablations."""
+    """Whether the cell is in the paper's main table. All others are ablations."""
     return not cell.name.startswith("ablation")
 
 
@@ -98,30 +101,30 @@ def _beside(cells: Sequence[Cell], papers: float, spread: float | None) -> tuple
     """Ours, the paper's, and the difference."""
     values = [cell.test["log_likelihood"] for cell in cells]
     ours, theirs = _number(values), f"{papers:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
-    # As printed: a mean that rounds to the paper's number is not below it.
+    # Compare rounded numbers: a mean that rounds to the paper's number is not below it.
     difference = round(statistics.mean(values), 2) - papers
     return (f"**{ours}**" if difference >= 0 else ours), theirs, f"{difference:+.2f}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown, columns of numbers aligned on the right."""
+    """A Markdown table. Columns of numbers are aligned on the right."""
     is_number = [all(re.match(r"[*+-]*\d|$", cell) for cell in column) for column in zip(*rows, strict=True)]
     rule = ["---:" if number else "---" for number in is_number] or ["---"] * len(header)
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *rows)) + "\n"
 
 
 def _minutes(cells: Sequence[Cell], name: str) -> str:
-    """The mean over seeds; '' where some do not have it."""
+    """The mean over seeds in minutes; '' if a cell has no such time."""
     seconds = [getattr(cell, name) for cell in cells]
     return "" if None in seconds else f"{statistics.mean(seconds) / 60:.0f}"
 
 
 def _check_same(cells: Sequence[Cell]) -> None:
-    """A mean is over seeds of one config."""
+    """A mean over seeds needs cells with the same config."""
     first, *others = cells
     for other in others:
         if found := configs.differences({**other.config, "seed": 0}, {**first.config, "seed": 0}):
-            raise UserError(f"{other.name} and {first.name} have other configs ({'; '.join(found)}): run one again")
+            raise UserError(f"{other.name} and {first.name} have different configs ({'; '.join(found)}): run one again")
 
 
 def _main_rows(cells: Sequence[Cell], data: str, architecture: str) -> list[list[str]]:
@@ -166,7 +169,7 @@ def _main_section(cells: Sequence[Cell]) -> list[str]:
 
 
 def _ablation_rows(cells: Sequence[Cell], *, with_main: bool) -> list[list[str]]:
-    """By data set, M/N and leave-one-out; M = N / 2 is the main table's."""
+    """Rows by data set, M/N and leave-one-out. M = N / 2 is in the main table."""
 
     def setting(cell: Cell) -> tuple[str, float, bool]:
         data, prior = cell.config["data"]["name"], cell.config["prior"]
@@ -178,7 +181,10 @@ def _ablation_rows(cells: Sequence[Cell], *, with_main: bool) -> list[list[str]]
         group = list(found)
         if all(_is_main(cell) for cell in group) and not with_main:
             continue
-        papers = paper.cell(group[0].config).log_likelihood
+        reference = paper.cell(group[0].config)
+        if reference is None or reference.log_likelihood is None:
+            raise UserError(f"{group[0].name}: the paper has no log-likelihood for this config")
+        papers = reference.log_likelihood
         rows.append([TITLES[data], f"{fraction:g}", "yes" if loo else "no", *_beside(group, papers, None)])
     return rows
 
@@ -196,7 +202,7 @@ def _ablation_section(cells: Sequence[Cell]) -> list[str]:
 
 
 def first_passing(cell: Cell, elbo: float) -> tuple[int, float] | None:
-    """The first validated epoch with at least this validation ELBO, and the minutes of training until then."""
+    """The first epoch with at least this validation ELBO, and the minutes of training until then."""
     for epoch, value in cell.valid:
         if value >= elbo:
             return epoch, cell.train_seconds / 60 * epoch / cell.valid[-1][0]
@@ -245,7 +251,7 @@ def _runs_section(cells: Sequence[Cell]) -> list[str]:
 
 
 def _short_section(cells: Sequence[Cell]) -> list[str]:
-    """What falls short, first."""
+    """The cells below the paper's mean. The section is the first of the page."""
     short = []
     for data, title in TITLES.items():
         for architecture in ARCHITECTURES:
@@ -258,7 +264,7 @@ def _short_section(cells: Sequence[Cell]) -> list[str]:
 
 
 def page(cells: Sequence[Cell]) -> str:
-    """docs/results.md."""
+    """The text of docs/results.md."""
     if not cells:
         return f"{INTRODUCTION}\nNo cell has finished yet.\n"
     main = [cell for cell in cells if _is_main(cell)]
@@ -268,7 +274,7 @@ def page(cells: Sequence[Cell]) -> str:
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    """What the README shows of the main table: which cells fall short, then all of them."""
+    """The README's part about the main table: the cells below the paper's mean, then all cells."""
     rows = []
     for data, title in TITLES.items():
         for architecture in ARCHITECTURES:
@@ -287,21 +293,22 @@ def summary(cells: Sequence[Cell]) -> str:
 
 
 def with_summary(readme: str, cells: Sequence[Cell]) -> str:
-    """The README with its table made anew."""
+    """The text of the README with a new table."""
     before, begin, rest = readme.partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     if not (begin and end):
-        raise UserError(f"the README has lost its lines {MARKS[0].strip()} and {MARKS[1].strip()}")
+        raise UserError(f"the README has no lines {MARKS[0].strip()} and {MARKS[1].strip()}")
     return f"{before}{begin}\n{summary(cells)}\n{end}{after}"
 
 
 def make_page(folder: Path, out: Path, readme: Path | None = None) -> int:
-    """The number of finished cells that it is made of."""
+    """Write the page and the README's table. Returns the number of finished cells."""
     cells = read_all(folder)
-    new = None if readme is None else with_summary(readme.read_text(), cells)
-    files.write_text(out, page(cells))
+    texts = {out: page(cells)}
     if readme is not None:
-        files.write_text(readme, new)
+        texts[readme] = with_summary(readme.read_text(), cells)
+    for path, text in texts.items():
+        files.write_text(path, text)
     return len(cells)
 
 
@@ -310,11 +317,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m exvae.results", description="Write docs/results.md and the README's table."
     )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="files of finished cells")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page here, and leave the README as it is")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page here, and do not change the README")
     options = parser.parse_args(argv)
     try:
         if not options.results.is_dir():
-            raise UserError(f"--results={options.results} is no folder")
+            raise UserError(f"--results={options.results} is not a folder")
         out, readme = (options.out, None) if options.out else (PAGE, README)
         number = make_page(options.results, out, readme)
     except (UserError, OSError) as error:

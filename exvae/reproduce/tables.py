@@ -1,4 +1,4 @@
-"""Runs side by side with the paper: python -m exvae.tables runs/* [--markdown] [--out=FILE]"""
+"""A table of runs and the paper's numbers: python -m exvae.tables runs/* [--markdown] [--out=FILE]"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from exvae.reproduce import paper
 
@@ -21,7 +21,7 @@ DENSITY_NOTE = "† a density of grey pixels: not comparable with log-likelihood
 
 
 class Row(NamedTuple):
-    """One run, as printed; the fields are the columns, `_` for a space or hyphen."""
+    """One run as text. The fields are the columns, with `_` for a space or hyphen."""
 
     run: str
     data: str
@@ -43,8 +43,8 @@ class Row(NamedTuple):
 HEADER = Row(**{name: name.replace("_", " ") for name in Row._fields} | {"log_likelihood": "log-likelihood"})
 
 
-def row_of(name: str, results: dict) -> Row:
-    """A run's results.json as a row; figures that it does not hold are '-'."""
+def row_of(name: str, results: dict[str, Any]) -> Row:
+    """The row of a run, from its results.json. Missing figures are '-'."""
     config, test = results["config"], results["test"]
     parzen = config["model"]["architecture"] == "parzen"
     ours = test.get("log_likelihood")
@@ -69,8 +69,8 @@ def row_of(name: str, results: dict) -> Row:
     )
 
 
-def _architecture(model: dict) -> str:
-    """With what it says of pixels, unless that is the paper's for digits: nats of other likelihoods do not compare."""
+def _architecture(model: dict[str, Any]) -> str:
+    """The architecture, with its likelihood unless it is Bernoulli: nats of different likelihoods do not compare."""
     likelihood = model.get("likelihood", "bernoulli")
     plain = likelihood == "bernoulli" and model["architecture"] != "parzen"
     return model["architecture"] + ("" if plain else f" ({likelihood})")
@@ -94,24 +94,24 @@ def _count(value: int | None) -> str:
     return "-" if value is None else f"{value:d}"
 
 
-def _eval_exemplars(config: dict) -> str:
-    """Runs from before the task `evaluate` have no config.eval: the training set was all they knew."""
+def _eval_exemplars(config: dict[str, Any]) -> str:
+    """The value of config.eval.exemplars. Runs older than this field used the training set."""
     return config.get("eval", {}).get("exemplars", "train")
 
 
-def _other_exemplars(config: dict, test: dict) -> bool:
+def _other_exemplars(config: dict[str, Any], test: dict[str, Any]) -> bool:
     return _eval_exemplars(config) != "train" and test.get("exemplars") != 0  # 0: the prior has no exemplars
 
 
-def _num_train(config: dict, test: dict) -> int | None:
-    """N, where the run tells: it was evaluated with the training set as exemplars."""
+def _num_train(config: dict[str, Any], test: dict[str, Any]) -> int | None:
+    """N, if the run was evaluated with the training set as exemplars; else None."""
     if _eval_exemplars(config) != "train":
         return None
     return test.get("exemplars") or None
 
 
-def _prior(config: dict, test: dict) -> str:
-    """The prior's name and what of it is not the paper's default."""
+def _prior(config: dict[str, Any], test: dict[str, Any]) -> str:
+    """The name of the prior, and its settings that differ from the paper's."""
     prior = config["prior"]
     if prior["name"] != "exemplar":
         return prior["name"]
@@ -122,7 +122,7 @@ def _prior(config: dict, test: dict) -> str:
 
 
 def read_rows(folders: Sequence[Path]) -> list[Row]:
-    """Rows of the folders that hold results, sorted; a line on stderr for each that does not."""
+    """The sorted rows of all folders with results. Other folders cause a warning on stderr."""
     rows = []
     for folder in folders:
         if folder.is_file():  # runs/* also matches log files
@@ -146,7 +146,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def as_text(rows: Sequence[Row]) -> str:
-    """Aligned columns and the footnotes."""
+    """The table as text with aligned columns, and the footnotes."""
     lines = [HEADER, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = [
@@ -160,7 +160,7 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """A GitHub table and the footnotes."""
+    """The table as Markdown, and the footnotes."""
     rule = [":---" if column in TEXT_COLUMNS else "---:" for column in Row._fields]
     escaped = [[_escape(value) for value in line] for line in rows]
     table = [f"| {' | '.join(line)} |" for line in (HEADER, rule, *escaped)]
@@ -168,12 +168,14 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 
 def _escape(text: str) -> str:
-    """A name's `|` would end its cell, a pair of `*` would become emphasis."""
+    """Escape characters with a meaning in Markdown: `|` would end a cell, a pair of `*` would be emphasis."""
     return re.sub(r"([\\|*`<])", r"\\\1", text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m exvae.tables", description="Runs side by side with the paper.")
+    parser = argparse.ArgumentParser(
+        prog="python -m exvae.tables", description="A table of runs and the paper's numbers."
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folders of runs: runs/*")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write to FILE, Markdown if it ends in .md")

@@ -1,8 +1,8 @@
-"""What was tried for the fast recipe: `results/trials/*.json`, and the tables of docs/recipe.md made from them.
+"""The trials of the fast recipe in `results/trials/*.json`, and their tables in docs/recipe.md.
 
-python -m exvae.trials                                   makes the tables anew
+python -m exvae.trials                                   makes the tables again
 python -m exvae.trials RUN_FOLDER... [--note=TEXT]       adds runs, finished or not
-python -m exvae.trials RUN_FOLDER... --likelihood=1000   and scores so many validation images
+python -m exvae.trials RUN_FOLDER... --likelihood=1000   and computes the log-likelihood of 1000 validation images
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from exvae import files, run
 from exvae.errors import UserError
 from exvae.evaluation import elbo
@@ -25,14 +27,22 @@ from exvae.runs import folder
 TRIALS, PAGE = RESULTS / "trials", ROOT / "docs" / "recipe.md"
 MARK = "<!-- Everything below is made by `python -m exvae.trials` from results/trials/. Do not edit. -->\n"
 SIZES = {**NUM_TRAIN, "mnist_5k": 4000}
-SAMPLES = 500  # of a trial's log-likelihood
-GROUPS = ("data", "model", "prior", "retrieval", "objective", "optim", "train")  # of the config, kept with a trial
+SAMPLES = 500  # importance samples for the log-likelihood of a trial
+GROUPS = (
+    "data",
+    "model",
+    "prior",
+    "retrieval",
+    "objective",
+    "optim",
+    "train",
+)  # groups of the config that are saved with a trial
 HEADER = ("rate", "gradient", "batch", "z", "K", "warm-up", "decay", "average", "note", "epoch 5", "epoch 10", "last",
           "training ELBO", "active units", "log p(x)", "seconds an epoch")  # fmt: skip
 
 
 def collect(workdir: Path, note: str) -> dict[str, Any]:
-    """A run's config and curves, as far as it has come."""
+    """The config and the curves of a run, finished or not."""
     config = folder.read_config(workdir)
     try:
         lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -50,13 +60,13 @@ def collect(workdir: Path, note: str) -> dict[str, Any]:
     return {
         "note": note,
         "config": {name: config[name] for name in GROUPS if name in config},
-        "images_per_second": round(speeds[len(speeds) // 2]),  # the median epoch's, without validation
+        "images_per_second": round(speeds[len(speeds) // 2]),  # of the median epoch, without validation
         **curves,
     }
 
 
 def score(workdir: Path, num_images: int) -> dict[str, Any]:
-    """Log-likelihood of the first validation images under a run's best parameters, and its active units."""
+    """The log-likelihood of the first validation images with the best parameters of a run, and its active units."""
     best = run.load(workdir)
     images = best.dataset.valid.images
     values = best.log_likelihood(images[:num_images], SAMPLES)
@@ -64,23 +74,23 @@ def score(workdir: Path, num_images: int) -> dict[str, Any]:
         "log_likelihood": round(float(values.mean()), 3),
         "scored_images": len(values),
         "scored_samples": SAMPLES,
-        "active_units": elbo.active_units(best.encode(images).mean),
+        "active_units": elbo.active_units(np.asarray(best.encode(images).mean)),
     }
 
 
 def keep(path: Path, trial: dict[str, Any]) -> None:
-    """What an earlier file of the same run has, a note or scores, and the new one does not."""
+    """Copy the note and the scores of an earlier file of the same run into `trial`."""
     if not path.exists():
         return
     old = json.loads(path.read_text())
     if old["config"] != json.loads(json.dumps(trial["config"])):
         raise UserError(f"{path} is of another run: give the run's folder another name")
     trial["note"] = trial["note"] or old["note"]
-    if len(old["valid"]) == len(trial["valid"]):  # no longer trained than then
+    if len(old["valid"]) == len(trial["valid"]):  # not trained further since then
         trial |= {name: value for name, value in old.items() if name not in trial}
 
 
-def _at(curve: Sequence[tuple[int, float]], epoch: int) -> str:
+def _at(curve: Sequence[Sequence[int | float]], epoch: int) -> str:
     return next((f"{value:.2f}" for number, value in curve if number == epoch), "")
 
 
@@ -96,7 +106,9 @@ def _row(trial: dict[str, Any], num_train: int) -> list[str]:
         str(train["batch_size"]),
         str(config.get("objective", {}).get("samples", 1)),
         str(config["retrieval"]["num_neighbours"]) if is_rat else "",
-        str(optim["kl_warmup_epochs"] if optim["kl_warmup_epochs"] > 1 else 0),  # 1 is none: the first epoch has it all
+        str(
+            optim["kl_warmup_epochs"] if optim["kl_warmup_epochs"] > 1 else 0
+        ),  # with 1 the first epoch already has the whole weight
         f"{optim['weight_decay']:g}" if optim.get("weight_decay") else "",
         f"{optim['ema']:g}" if optim.get("ema") else "",
         trial["note"],
@@ -111,7 +123,7 @@ def _row(trial: dict[str, Any], num_train: int) -> list[str]:
 
 
 def tables(trials: Sequence[dict[str, Any]]) -> str:
-    """A table for each data set, architecture, prior and number of epochs, the best validation ELBO first."""
+    """Tables for each data set, architecture, prior and number of epochs, with the best validation ELBO first."""
 
     def group(trial: dict[str, Any]) -> tuple[str, str, str, int]:
         config = trial["config"]
@@ -128,13 +140,14 @@ def tables(trials: Sequence[dict[str, Any]]) -> str:
 
 
 def read_all(folder: Path) -> list[dict[str, Any]]:
+    """Read all trials of a folder."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m exvae.trials", description="What was tried for the recipe.")
+    parser = argparse.ArgumentParser(prog="python -m exvae.trials", description="The trials of the recipe.")
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="folders of runs to add")
-    parser.add_argument("--note", default="", help="what their config does not show")
+    parser.add_argument("--note", default="", help="text for what the config does not show")
     parser.add_argument("--likelihood", type=int, default=0, metavar="N", help="score the first N validation images")
     options = parser.parse_args(argv)
     try:
@@ -142,10 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--likelihood={options.likelihood} must be at least 0")
         text, mark, _ = PAGE.read_text().partition(MARK)
         if not mark:
-            raise UserError(f"{PAGE} has lost its line {MARK.strip()}")
+            raise UserError(f"{PAGE} has no line {MARK.strip()}")
         added = {TRIALS / f"{folder.absolute().name}.json": collect(folder, options.note) for folder in options.folders}
         if len(added) < len(options.folders):
-            raise UserError("two of the folders have the same name, which is that of the trial's file")
+            raise UserError("two of the folders have the same name, but a trial's file has the name of its folder")
         for path, trial in added.items():
             keep(path, trial)
         for folder, trial in zip(options.folders, added.values(), strict=True) if options.likelihood else ():

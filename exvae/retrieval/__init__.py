@@ -9,4 +9,3 @@ scann.py   search = scann: an index from the ScaNN library
 """
 
 NOBODY = -1  # an empty exemplar slot: padding, or a duplicate of another slot
-SEARCHES = ("none", "exact", "scann")  # values of config.retrieval.search

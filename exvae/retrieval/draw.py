@@ -98,7 +98,7 @@ def _grid(num_cells: int) -> tuple[np.uint32, np.uint32]:
     return np.uint32(-(-num_cells // columns)), np.uint32(columns)
 
 
-def _pairs(keys: UInt32[Array, " R"]) -> list[tuple[Number, Number]]:
+def _pairs(keys: UInt32[Array, "R ..."]) -> list[tuple[Number, Number]]:
     return [(keys[i], keys[i + 1]) for i in range(0, ROUNDS, 2)]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the latest state, to go on from, and the best parameters. The only module that knows orbax."""
+"""Checkpoints of a run: the latest state, for resuming, and the best parameters. Only this module uses orbax."""
 
 from __future__ import annotations
 
@@ -14,70 +14,80 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jaxtyping import PyTree
 
 from exvae.errors import UserError
 from exvae.scale import sharding
 
-SLACK_BYTES = 2**20  # for the other files of a run
-# A process may be stopped for long while it writes (SIGSTOP), which orbax takes for a failure after 20 minutes. Where
-# several wait for each other it stays so.
+SLACK_BYTES = 2**20  # space for the other files of a run
+# A process may be paused for a long time while it writes (SIGSTOP). By default, orbax fails after 20 minutes. Several
+# processes keep this default, because they wait for each other.
 PAUSE_SECONDS = 24 * 3600
+
+Meta = dict[str, Any]  # what is saved beside the arrays, as JSON
 
 
 class Checkpoints:
-    """`checkpoints/latest` and `checkpoints/best` of a run's folder.
+    """The folders `checkpoints/latest` and `checkpoints/best` of a run.
 
-    Orbax writes in a background thread into a temporary folder and renames it when it is whole: a kill at any moment
-    leaves the previous checkpoint as it was.
+    Orbax writes into a temporary folder in a background thread, and renames the folder when it is complete. A kill at
+    any time leaves the previous checkpoint intact.
     """
 
     def __init__(self, workdir: Path):
-        # Orbax tells of every file that it writes, and its threads of every one that they cannot.
+        # Orbax logs every file that it writes, and its threads log every file that they cannot write.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         folder = (workdir / "checkpoints").absolute()
-        # Two of each: should the newer one turn out to be damaged, the older one is still there.
+        # Keep two of each: if the newer one is damaged, the older one is used.
         self._latest = _manager(folder / "latest", keep=2)
         self._best = _manager(folder / "best", keep=2)
 
-    def save_latest(self, step: int, state: Any, meta: dict) -> None:
+    def save_latest(self, step: int, state: PyTree, meta: Meta) -> None:
+        """Start to save the state of a step. It returns before the files are written."""
         with _plain_errors():
-            self._best.wait_until_finished()  # the state knows which epoch was best: those parameters must be there
+            self._best.wait_until_finished()  # the state refers to the best epoch, so its parameters must exist
         _save(self._latest, step, state, meta)
 
-    def save_best(self, step: int, params: Any, meta: dict) -> None:
+    def save_best(self, step: int, params: PyTree, meta: Meta) -> None:
+        """Start to save the best parameters. It returns before the files are written."""
         _save(self._best, step, params, meta)
 
-    def restore_latest(self, like: Callable[[dict], Any]) -> tuple[Any, dict] | None:
-        """The newest readable state, shaped and placed as `like(meta)`, and its meta; None in a fresh folder."""
+    def restore_latest(self, like: Callable[[Meta], PyTree]) -> tuple[PyTree, Meta] | None:
+        """The newest readable state and its meta; None if there is no checkpoint.
+
+        Args:
+          like: returns a tree with the shapes and shardings to restore, given the meta of the checkpoint.
+        """
         restored = _restore(self._latest, like)
         return restored and restored[1:]
 
-    def restore_best(self, like: Any) -> tuple[int, Any, dict] | None:
-        """The newest readable parameters, with their step and meta; None if there are none."""
+    def restore_best(self, like: PyTree) -> tuple[int, PyTree, Meta] | None:
+        """The step, the parameters and the meta of the newest readable best checkpoint; None if there is none."""
         return _restore(self._best, lambda meta: like)
 
     def wait(self) -> None:
-        """Until everything that was saved is on the disk."""
+        """Wait until all saved checkpoints are on the disk."""
         with _plain_errors():
             self._latest.wait_until_finished()
             self._best.wait_until_finished()
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # what could not be written was said by `wait` or the next save
+        """Stop the background threads."""
+        with contextlib.suppress(Exception):  # `wait` or the next save has already reported a failed write
             self._latest.close()
             self._best.close()
 
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """What orbax's background threads raise, from this save or the one before it, as one OSError."""
+    """Turn anything that orbax's background threads raise, for this save or the previous one, into one OSError."""
     try:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())
         reason = "No space left on device" if "No space left" in reason else reason[:300]
-        raise OSError(f"a checkpoint could not be written ({reason}); the ones before it are whole") from error
+        raise OSError(f"a checkpoint could not be written ({reason}); earlier checkpoints are intact") from error
 
 
 def _manager(folder: Path, keep: int) -> ocp.CheckpointManager:
@@ -90,68 +100,68 @@ def _manager(folder: Path, keep: int) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(folder, options=options)
 
 
-def _save(manager: ocp.CheckpointManager, step: int, tree: Any, meta: dict) -> None:
-    if step in manager.all_steps():  # written before a kill, and the same bits
+def _save(manager: ocp.CheckpointManager, step: int, tree: PyTree, meta: Meta) -> None:
+    if step in manager.all_steps():  # it was written before a kill, with the same values
         return
     _check_space(manager, tree)
-    # The training step donates its buffers while orbax still writes: hand orbax a copy of its own.
+    # The training step donates its buffers while orbax is still writing, so orbax gets a copy.
     tree = jax.tree.map(jnp.copy, tree)
     args = ocp.args.Composite(state=ocp.args.StandardSave(tree), meta=ocp.args.JsonSave(meta))
     with _plain_errors():
         if not manager.save(step, args=args):
-            raise ValueError(f"{manager.directory} holds a later step than {step}: is it another run's?")
+            raise ValueError(f"{manager.directory} holds a later step than {step}: does it belong to another run?")
 
 
-def _check_space(manager: ocp.CheckpointManager, tree: Any) -> None:
-    """Refuse before orbax begins: its threads meet a full disk with a hundred tracebacks."""
+def _check_space(manager: ocp.CheckpointManager, tree: PyTree) -> None:
+    """Check the free space before orbax starts: on a full disk its threads print a hundred tracebacks."""
     needed = SLACK_BYTES + 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
     free = shutil.disk_usage(manager.directory).free
     if free < needed:
         left, need = free / 2**20, needed / 2**20
-        raise OSError(f"disk full: {left:.1f} MiB left and a checkpoint takes {need:.1f}; the ones before it are whole")
+        raise OSError(f"disk full: {left:.1f} MiB left, a checkpoint needs {need:.1f}; earlier checkpoints are intact")
 
 
 def _set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
-    """Move a damaged checkpoint out of the way, so that its step can be saved again and nothing is thrown away."""
+    """Rename the folder of a damaged checkpoint, so its step can be saved again and nothing is deleted."""
     folder = Path(manager.directory)
     aside = folder.parent / f"damaged-{folder.name}-{step}-{time.time_ns()}"
     if sharding.is_main():
         (folder / str(step)).rename(aside)
-    sharding.anywhere(False)  # the others wait for it
+    sharding.anywhere(False)  # the other processes wait for the rename
     manager.reload()
     return aside
 
 
-def _restore_tree(manager: ocp.CheckpointManager, step: int, like: Any) -> Any:
-    """The arrays of a checkpoint. It may be older than fields of the dataclass `like`, if they are None."""
-    asked, absent = like, {}
+def _restore_tree(manager: ocp.CheckpointManager, step: int, like: PyTree) -> PyTree:
+    """The arrays of a checkpoint. Fields of the dataclass `like` that are None may be missing in an old checkpoint."""
+    asked, absent = like, dict[str, None]()
     if dataclasses.is_dataclass(like):
         with ocp.StandardCheckpointer() as reader:
             there = reader.metadata(Path(manager.directory) / str(step) / "state").item_metadata
         fields = {field.name: getattr(like, field.name) for field in dataclasses.fields(like)}
         absent = {name: None for name, value in fields.items() if value is None and name not in there}
-        if absent:  # to orbax a field that is None is a part of the tree
+        if absent:  # orbax treats a field that is None as part of the tree
             asked = {name: value for name, value in fields.items() if name not in absent}
     found = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(asked)))["state"]
     return type(like)(**found, **absent) if absent else found
 
 
-def _restore(manager: ocp.CheckpointManager, like: Callable[[dict], Any]) -> tuple[int, Any, dict] | None:
+def _restore(manager: ocp.CheckpointManager, like: Callable[[Meta], PyTree]) -> tuple[int, PyTree, Meta] | None:
     steps = sorted(manager.all_steps(), reverse=True)
-    damaged = {}
+    damaged: dict[int, str] = {}
     for step in steps:
         error = None
         try:
             meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
             state = _restore_tree(manager, step, jax.tree.map(ocp.utils.to_shape_dtype_struct, like(meta)))
-        except Exception as raised:  # orbax raises many kinds for a damaged folder
+        except Exception as raised:  # orbax raises many kinds of errors for a damaged folder
             error = raised
-        if sharding.anywhere(error is not None):  # the part of another process may be the damaged one
+        if sharding.anywhere(error is not None):  # only the part of another process may be damaged
             damaged[step] = " ".join(str(error).split())[:200]
             continue
-        for bad in damaged:  # only now: where none can be read the fault may lie elsewhere, and nothing is moved
+        for bad in damaged:  # only now: if none can be read, the cause may be another one, and nothing is moved
             aside = _set_aside(manager, bad)
-            print(f"warning: the checkpoint of step {bad} is damaged (moved to {aside}); going back to step {step}")
+            print(f"warning: the checkpoint of step {bad} is damaged (moved to {aside}); using step {step} instead")
         return step, state, meta
     if damaged:
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())

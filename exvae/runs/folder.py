@@ -1,10 +1,12 @@
-"""The files of a run's folder that describe it: config.json, results.json. `writer.py` has metrics.jsonl."""
+"""config.json and results.json in the folder of a run. `writer.py` has metrics.jsonl."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -16,15 +18,15 @@ from exvae.scale import sharding
 
 
 def write_json(path: Path, value: object) -> None:
-    """Of several processes, the main one writes the file."""
+    """Write a JSON file. If there are several processes, only the main one writes."""
     if sharding.is_main():
         files.write_json(path, value)
 
 
-def open_workdir(workdir: Path, config: dict) -> None:
-    """Make the folder and write config.json, or check that the run in it is of this config."""
+def open_workdir(workdir: Path, config: dict[str, Any]) -> None:
+    """Create the folder and write config.json. If it already has a run, check that the run has this config."""
     files.make_writable(workdir, "--workdir")
-    git_revision()  # a commit while the run goes on is not its code
+    git_revision()  # now: later commits are not part of this run
     path = workdir / "config.json"
     is_run = path.exists() and any((workdir / name).exists() for name in ("checkpoints", "results.json"))
     if is_run and (found := configs.differences(config, read_config(workdir))):
@@ -32,11 +34,18 @@ def open_workdir(workdir: Path, config: dict) -> None:
     write_json(path, config)
 
 
-def update_results(workdir: Path, config: ConfigDict, best_epoch: int, test: dict, spent: dict | None = None) -> dict:
-    """Write results.json and return it.
+def update_results(
+    workdir: Path,
+    config: ConfigDict,
+    best_epoch: int,
+    test: dict[str, Any],
+    spent: Mapping[str, float | None] | None = None,
+) -> dict[str, Any]:
+    """Write results.json and return its contents.
 
     Args:
-      spent: seconds of training, on the clock and of all cores; None: those of the file, if there is one, stay.
+      test: the figures of the test set.
+      spent: seconds of training, as "seconds" (elapsed) and "cpu_seconds" (all cores). None: keep those of the file.
     """
     path = workdir / "results.json"
     if spent is None:
@@ -55,8 +64,8 @@ def update_results(workdir: Path, config: ConfigDict, best_epoch: int, test: dic
     return json.loads(json.dumps(results))
 
 
-def read_config(workdir: Path) -> dict:
-    """config.json of a run."""
+def read_config(workdir: Path) -> dict[str, Any]:
+    """The contents of a run's config.json."""
     path = workdir / "config.json"
     if not path.is_file():
         raise UserError(f"--workdir={workdir} holds no run (no config.json): train one first, or choose another folder")

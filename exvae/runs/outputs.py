@@ -1,9 +1,10 @@
-"""What --out asks for: arrays in an npz file, or images as single PNGs in a folder."""
+"""The files of --out: arrays in an npz file, or images as single PNGs in a folder."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +14,14 @@ from exvae.runs import figures
 
 
 def check(out: str, *, folder: bool = True) -> None:
-    """Before any work, and creating nothing: refuse what cannot be written, or would mix with files that are there.
+    """Check, before any work, that --out can be written and does not mix with existing files. Nothing is created.
 
     Args:
-      folder: whether a folder of PNGs is possible too.
+      out: the value of --out; '': no files are wanted.
+      folder: whether a folder of PNGs is allowed too.
+
+    Raises:
+      UserError: it cannot be written.
     """
     if not out:
         return
@@ -33,14 +38,21 @@ def check(out: str, *, folder: bool = True) -> None:
 
 
 def save(out: str, images: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> None:
-    """All arrays to a .npz file, whole or not at all; or the images (..., H, W, C), in 0..1, to a folder."""
+    """Write all arrays to a .npz file, or only the images to a folder of PNGs.
+
+    Args:
+      out: the value of --out; '': write nothing.
+      images: arrays (..., H, W, C) with values in 0..1.
+      others: arrays that only a .npz file can hold.
+    """
     if not out:
         return
     path = Path(out)
     if path.suffix == ".npz":
         path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {name: figures.to_bytes(values) for name, values in images.items()} | others
         with files.replacing(path, "wb") as file:
-            np.savez_compressed(file, **{name: figures.to_bytes(values) for name, values in images.items()}, **others)
+            np.savez_compressed(file, **arrays)
     else:
         for name, values in images.items():
             figures.save_images(path if len(images) == 1 else path / name, values.reshape(-1, *values.shape[-3:]))

@@ -1,18 +1,19 @@
-"""How far work is and how long it will take: a bar on a terminal, now and then a line in a log file."""
+"""Progress and remaining time: a bar on a terminal, lines in a log file."""
 
 from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from tqdm import tqdm
 
-LINE_SECONDS = 60.0  # between two lines within long work
+LINE_SECONDS = 60.0  # between two lines in a log file
 BAR_SECONDS = 0.5
 
 
 class Progress:
-    """Of training. In a log file a line per epoch and one a minute within long ones."""
+    """The progress of training. A log file gets a line for each epoch, and one every minute within long epochs."""
 
     def __init__(self, total_steps: int, batch_size: int):
         self._total, self._batch = total_steps, batch_size
@@ -21,20 +22,20 @@ class Progress:
         self._mark = (0, self._shown)
 
     def begin(self, step: int) -> None:
-        """Before the first step of an epoch: speed is that of the steps, without validation."""
+        """Call before the first step of an epoch. The speed is that of the steps, without validation."""
         self._mark = (step, time.monotonic())
         if self._bar is None:
             self._bar = _bar(self._total * self._batch, step * self._batch)
         self._bar.unpause()
 
     def rate(self, step: int) -> float:
-        """Images per second in this epoch so far."""
+        """Images per second in this epoch."""
         first, began = self._mark
         return (step - first) * self._batch / max(time.monotonic() - began, 1e-9)
 
     def show(self, step: int, epoch: int, elbo: float) -> None:
-        """Inside an epoch."""
-        if not self._bar.disable:
+        """Call after a step."""
+        if self._bar is not None and not self._bar.disable:
             self._bar.set_description_str(f"epoch {epoch}", refresh=False)
             self._bar.set_postfix_str(f"train elbo {elbo:.2f}", refresh=False)
             self._bar.update(step * self._batch - self._bar.n)
@@ -45,14 +46,14 @@ class Progress:
             print(f"epoch {epoch}  step {step}  train elbo {elbo:.2f}  {rate:.0f} images/s  {left} left", flush=True)
 
     def epoch(self, text: str) -> None:
-        """At an epoch's end. The bar comes back with the next step: other output until then has its own line."""
+        """Print a line at the end of an epoch. The bar is hidden until the next step."""
         if self._bar is not None:
             self._bar.clear()
         print(text, flush=True)
 
 
 class Countdown:
-    """Of other long work on so many images. In a log file a line a minute and one at the end; `quiet`: nothing."""
+    """The progress of other work on `total` images. A log file gets a line every minute and one at the end."""
 
     def __init__(self, total: int, text: str, *, quiet: bool = False):
         self._total, self._text, self._quiet = total, text, quiet
@@ -61,10 +62,11 @@ class Countdown:
         self._mark = (0, self._start)
 
     def show(self, done: int) -> None:
+        """Call whenever more images are done; `done` counts all of them."""
         if self._quiet:
             return
         now = time.monotonic()
-        if self._bar is None:  # the first piece of work includes compilation and says nothing of the others
+        if self._bar is None:  # the first batch includes compilation, so it does not count for the speed
             self._bar, self._mark = _bar(self._total, done, desc=self._text, smoothing=0), (done, now)
         elif not self._bar.disable:
             self._bar.update(done - self._bar.n)
@@ -76,14 +78,15 @@ class Countdown:
             print(f"{self._text}  {done} / {self._total}  {rate:.1f} images/s  {left} left", flush=True)
 
     def end(self) -> None:
+        """Remove the bar and print the whole time."""
         if self._bar is not None:
             self._bar.close()
         if not self._quiet:
             print(f"{self._text}  {self._total} images in {clock(time.monotonic() - self._start)}", flush=True)
 
 
-def _bar(total: int, initial: int, **options) -> tqdm:
-    """Disabled where standard output is no terminal."""
+def _bar(total: int, initial: int, **options: Any) -> tqdm:
+    """A bar, which is disabled if standard output is not a terminal."""
     return tqdm(
         total=total,
         initial=initial,
@@ -94,13 +97,13 @@ def _bar(total: int, initial: int, **options) -> tqdm:
         position=0,
         dynamic_ncols=True,
         mininterval=BAR_SECONDS,
-        miniters=1,  # else tqdm's own thread draws it again, also where a line was begun
+        miniters=1,  # otherwise a thread of tqdm redraws it, even in the middle of another line
         **options,
     )
 
 
-def clock(seconds: float) -> str:
-    """3725 -> '1h02m', 65 -> '1m05s'."""
+def clock(seconds: int | float) -> str:
+    """Seconds as text: 3725 -> '1h02m', 65 -> '1m05s'."""
     seconds = int(seconds)
     if seconds >= 3600:
         return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"

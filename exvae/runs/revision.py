@@ -1,4 +1,4 @@
-"""The revision of the code that a run is made with."""
+"""The git revision of the code of a run."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import functools
 import subprocess
 from pathlib import Path
 
+# Files that finished runs write: their changes are not changes of the code.
 OUTPUTS = (
     ":(top,exclude)results",
     ":(top,exclude)docs",
     ":(top,exclude)README.md",
-)  # what finished runs write is no change of the code
+)
 
 
 @functools.cache
 def git_revision() -> str | None:
-    """The commit of the code when it was first asked for, '+' if code was changed since; None outside a checkout."""
+    """The commit at the first call, with '+' if the code has uncommitted changes; None outside a git checkout."""
     here = Path(__file__).parent
 
     def git(*args: str) -> str:

@@ -1,4 +1,4 @@
-"""The trained model of a run's folder: what evaluation and every use of a model are given."""
+"""A trained model, read from the folder of a run. Evaluation and all other tasks start from it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from exvae.state import init_params
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """The parameters with the best validation ELBO, what they were trained on, and the exemplars of the prior."""
+    """The parameters with the best validation ELBO, the data they were trained on, and the exemplars of the prior."""
 
     config: ConfigDict
     workdir: Path
-    grey: data.Dataset  # no part of it binarized
+    grey: data.Dataset  # without any binarization
     mesh: Mesh
     model: nn.Module
     params: dict
-    step: int  # at which the parameters were the best
-    exemplars: data.Split  # of the prior, and what generation starts from
+    step: int  # the training step of the parameters
+    exemplars: data.Split  # of the prior; generation starts from them
 
     @property
     def prior(self) -> Prior:
@@ -46,17 +46,17 @@ class TrainedModel:
 
     @property
     def key(self) -> Array:
-        """The key of everything that is drawn after initialisation."""
+        """The key of all random numbers after initialisation."""
         return keys.split_seed(self.config.seed)[2]
 
     @functools.cached_property
     def means(self) -> Float[np.ndarray, "N D"]:
-        """mu(x_n) of the exemplars."""
-        return encode(self.mesh, self.model, self.params, self.exemplars.images).mean
+        """The latent means mu(x_n) of the exemplars."""
+        return np.asarray(encode(self.mesh, self.model, self.params, self.exemplars.images).mean)
 
     @functools.cached_property
     def dataset(self) -> data.Dataset:
-        """The data as training and evaluation see them: for a Bernoulli model, valid and test are binarized."""
+        """The data for training and evaluation: valid and test are binarized if the likelihood is Bernoulli."""
         return splits.as_modelled(self.grey, self.config.model.likelihood)
 
 
@@ -64,10 +64,13 @@ Trained = TypeVar("Trained", bound=TrainedModel)
 
 
 def open_trained(kind: type[Trained], config: ConfigDict, workdir: Path) -> Trained:
-    """Read the best parameters of the run in `workdir`, and the data that `config` names.
+    """Read the best parameters of the run in `workdir`, and the data set of `config`.
 
     Args:
-      kind: the class of the result.
+      kind: the class of the result, `TrainedModel` or a subclass.
+
+    Raises:
+      UserError: there is no checkpoint, or the data set has changed since training.
     """
     configs.validate(config)
     if not (workdir / "checkpoints" / "best").is_dir():
@@ -92,6 +95,6 @@ def open_trained(kind: type[Trained], config: ConfigDict, workdir: Path) -> Trai
 
 
 def open_run(command: ConfigDict, workdir: Path) -> TrainedModel:
-    """The run in `workdir`, with the tasks' options and `data.dir` of the command line."""
+    """The trained model in `workdir`, with the options of tasks and the `data.dir` of the command line."""
     config = configs.of_run(command, folder.read_config(workdir), workdir)
     return open_trained(TrainedModel, config, workdir)

@@ -1,10 +1,10 @@
-"""metrics.jsonl and TensorBoard events: the figures of a run as they come."""
+"""metrics.jsonl and TensorBoard events: the metrics of a run during training."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from tensorboardX import SummaryWriter
 
@@ -14,15 +14,19 @@ from exvae.scale import sharding
 
 @runtime_checkable
 class Writer(Protocol):
-    """Where the figures of a run go."""
+    """Where the metrics of a run go."""
 
-    def write(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None: ...
+    def write(self, step: int, epoch: int, split: str, values: dict[str, Any]) -> None:
+        """Write the metrics of a split at a step."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the files."""
+        ...
 
 
 class MetricsWriter:
-    """metrics.jsonl and TensorBoard events. Lines of steps after the one that a run goes on from are removed."""
+    """Writes metrics.jsonl and TensorBoard events. When a run resumes, lines of later steps are removed first."""
 
     def __init__(self, workdir: Path, step: int):
         self._path = workdir / "metrics.jsonl"
@@ -32,7 +36,7 @@ class MetricsWriter:
         self._file = open(self._path, "a")  # noqa: SIM115  (closed by close)
         self._events = SummaryWriter(str(workdir), purge_step=step + 1)
 
-    def write(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None:
+    def write(self, step: int, epoch: int, split: str, values: dict[str, Any]) -> None:
         print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=self._file, flush=True)
         for name, value in values.items():
             if isinstance(value, int | float):
@@ -45,9 +49,9 @@ class MetricsWriter:
 
 
 class NoWriter:
-    """Of the processes other than the main one, which writes for all."""
+    """The writer of all processes except the main one: it writes nothing."""
 
-    def write(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None:
+    def write(self, step: int, epoch: int, split: str, values: dict[str, Any]) -> None:
         pass
 
     def close(self) -> None:
@@ -55,7 +59,7 @@ class NoWriter:
 
 
 def _belongs(line: str, step: int) -> bool:
-    """Whether to keep a line: not if it is of a later step, cut short by a kill, or of the test, which comes again."""
+    """Whether to keep a line. Lines of later steps, incomplete lines and lines of the test, which runs again, go."""
     try:
         values = json.loads(line)
         return values["step"] <= step and values["split"] != "test"
@@ -63,8 +67,8 @@ def _belongs(line: str, step: int) -> bool:
         return False
 
 
-def append_metrics(workdir: Path, step: int, epoch: int, split: str, values: dict) -> None:
-    """One line at the end of metrics.jsonl, whatever else is being written there."""
+def append_metrics(workdir: Path, step: int, epoch: int, split: str, values: dict[str, Any]) -> None:
+    """Append one line to metrics.jsonl, even while another process has it open."""
     if not sharding.is_main():
         return
     with open(workdir / "metrics.jsonl", "a") as file:

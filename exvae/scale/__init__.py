@@ -1,1 +1,1 @@
-"""One run on many devices: the mesh and how arrays lie on it (`sharding`), several processes (`processes`)."""
+"""One run on many devices: the mesh and the placement of arrays (`sharding`), and several processes (`processes`)."""

@@ -1,4 +1,4 @@
-"""Several processes that train one run together: how they meet. That they end together JAX sees to."""
+"""Several processes that train one run together: how they find each other. JAX makes sure that they end together."""
 
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ import jax
 
 from exvae.errors import UserError
 
-CONNECT_SECONDS = 120  # for all processes to come together
-# So long after the last sign of life, of which there are two in that time, JAX takes a process for dead and aborts the
-# others, which would wait for it for ever: a dead one is noticed after 5 to 10 s, and one that is stopped for as long
-# counts as dead. The signs come from a thread of their own, also while a process compiles or hardly gets a core.
+CONNECT_SECONDS = 120  # for all processes to find each other
+# After this time without a heartbeat, a process counts as dead, and JAX aborts the others, which would wait forever.
+# There are two heartbeats in this time, so a dead process is noticed after 5 to 10 s. A process that is paused for this
+# long also counts as dead. Heartbeats come from a separate thread, even while a process compiles or waits for a core.
 HEARTBEAT_SECONDS = 10
 
 
 def join(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Become one of the processes. What is not given ('' or -1) is asked of SLURM, the TPU pod or MPI."""
+    """Connect this process to the others.
+
+    Args:
+      coordinator: HOST:PORT of process 0; '': all three values come from SLURM, the TPU pod or MPI.
+      num_processes: the number of processes; -1: not given.
+      process_id: the number of this process, from 0; -1: not given.
+
+    Raises:
+      UserError: the values are wrong, or the processes do not find each other in time.
+    """
     given = (bool(coordinator), num_processes >= 0, process_id >= 0)
     if any(given) and not all(given):
         raise UserError(
-            "--coordinator, --num_processes and --process_id go together; without them SLURM or a pod knows"
+            "--coordinator, --num_processes and --process_id go together; without them, SLURM or a pod sets them"
         )
     if all(given) and not 0 <= process_id < num_processes:
         raise UserError(f"--process_id={process_id} must lie in 0..{num_processes - 1} (--num_processes)")
@@ -33,13 +42,15 @@ def join(coordinator: str, num_processes: int, process_id: int) -> None:
     message = (
         f"--distributed: not all processes met{where} within {seconds} s; do all of them run, and is the port open?"
     )
-    # JAX itself would give up with a crash.
+    # Without this timer, JAX would crash when it gives up.
     timer = threading.Timer(seconds, _end, (message, 2))
     timer.daemon = True
     timer.start()
     try:
         jax.distributed.initialize(
-            *((coordinator, num_processes, process_id) if all(given) else (None, None, None)),
+            coordinator_address=coordinator if all(given) else None,
+            num_processes=num_processes if all(given) else None,
+            process_id=process_id if all(given) else None,
             local_device_ids=None if all(given) else _visible_devices(),
             initialization_timeout=seconds + 60,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
@@ -54,13 +65,13 @@ def join(coordinator: str, num_processes: int, process_id: int) -> None:
 
 
 def _visible_devices() -> list[int] | None:
-    """All GPUs that SLURM has given to this process. JAX would take the one with the process's number on its node."""
+    """All GPUs that SLURM gave to this process. By default, JAX would use only one of them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return list(range(len(visible.split(",")))) if visible else None
 
 
 def _end(message: str, code: int) -> None:
-    """At once: the main thread waits for what will not come."""
+    """End the process at once, because the main thread is blocked."""
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(code)

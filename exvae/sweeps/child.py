@@ -1,8 +1,9 @@
-"""A process that ends with the one that starts it: subprocess.Popen(child.command([sys.executable, "launch.py"]))
+"""A process that ends when its parent ends: subprocess.Popen(child.command([sys.executable, "launch.py"]))
 
-Linux kills a process when its parent ends, however that happens, if the process itself has asked for it. Python's
-subprocess can ask only in a preexec_fn, and that forks, of which JAX warns. `setpriv --pdeathsig` is not on every
-system, and would miss a parent that has ended already. So this file is run by its path, asks, and becomes the command.
+Linux can kill a process whenever its parent ends, but the process itself must request this. With Python's subprocess
+the request needs a preexec_fn, which forks, and JAX warns about forks. `setpriv --pdeathsig` is not on every system,
+and it misses a parent that has already ended. So this file is run as a script: it makes the request, then becomes the
+command.
 """
 
 import contextlib
@@ -14,12 +15,12 @@ from collections.abc import Sequence
 
 
 def command(words: Sequence[str], nice: int = 0, cores: Sequence[int] = ()) -> list[str]:
-    """What to start, from a thread that stays: its end counts as the parent's.
+    """The command line to start. Start it from a long-lived thread, because the end of that thread also kills it.
 
     Args:
-      words: the command, its program with the whole path.
-      nice: taken from its priority.
-      cores: those that it may use; none: all.
+      words: the command; its program needs a whole path.
+      nice: niceness, 0 to 19.
+      cores: the cores that it may use; (): all.
     """
     asked = [str(os.getpid()), str(nice), ",".join(map(str, cores))]
     return [sys.executable, "-I", os.path.abspath(__file__), *asked, *words]
@@ -30,10 +31,10 @@ def _become(parent: str, nice: str, cores: str, *words: str) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != int(parent):
             sys.exit("the process that started this one has ended")
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm says so that time is up, and the parent hears it
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's signal that time is up; the parent handles it
     os.nice(int(nice))
     if int(nice) and os.getsid(0) == os.getpid():
-        # Where Linux shares the cores among sessions first, niceness counts within one, and this counts between them.
+        # If Linux shares cores between sessions, niceness works only within a session. This sets it between sessions.
         with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
             file.write(nice)
     if cores and hasattr(os, "sched_setaffinity"):

@@ -1,4 +1,4 @@
-"""The points of a sweep as one job array of Slurm, through the submitit library."""
+"""Run the points of a sweep as one job array of Slurm, with the submitit library."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from exvae import files
 from exvae.errors import UserError
 from exvae.sweeps import sweep
 
+MadeFrom = tuple[ConfigDict, dict[str, list[str]], Path]  # the arguments of `sweep.make_points`
+
 
 class SlurmJob:
-    """What submitit runs on a node: one point. All of them are made anew there, so that a job's pickle stays small."""
+    """The job of one point, which submitit runs on a node. The node makes the points again, so the pickle is small."""
 
     def __call__(self, number: int, words: Sequence[str], *made_from: Any) -> None:
         points = sweep.make_points(*made_from)
@@ -31,7 +35,7 @@ class SlurmJob:
             raise ChildProcessError(reason)  # Slurm shows the job as failed
 
     def checkpoint(self, *arguments: Any) -> Any:
-        """Called when time is up or another job has precedence: queued again, it goes on from the run's checkpoint."""
+        """Called when time is up or the job is preempted. The new job resumes from the checkpoint of the run."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, *arguments)
@@ -53,7 +57,7 @@ def parameters_of(text: str) -> dict[str, Any]:
 
 
 def _in_queue(jobs: dict[str, str]) -> set[str]:
-    """Those jobs that wait or run: points must not be submitted a second time."""
+    """The jobs that wait or run. Their points must not be submitted again."""
     if not jobs:
         return set()
     command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
@@ -64,26 +68,33 @@ def _in_queue(jobs: dict[str, str]) -> set[str]:
 
 
 def _submit(todo: Sequence[int], folder: Path, parameters: dict[str, Any], arguments: Sequence[Any]) -> list[str]:
-    """One job array for points of these numbers; the ids of the jobs."""
+    """Submit one job array for the points with these numbers, and return the ids of the jobs."""
     try:
         import submitit
     except ImportError as error:
         raise UserError("--sweep_executor=slurm needs submitit: pip install -r requirements-slurm.txt") from error
     if not parameters.keys() & {"slurm_timeout_min", "slurm_time"}:
-        raise UserError("--sweep_slurm needs timeout_min=MINUTES, how long a job may take (submitit's default is 5)")
+        raise UserError("--sweep_slurm needs timeout_min=MINUTES, the time limit of a job (submitit's default is 5)")
     try:
         executor = submitit.AutoExecutor(folder, cluster="slurm")
         executor.update_parameters(**parameters)
         jobs = executor.map_array(SlurmJob(), todo, *map(itertools.repeat, arguments))
-    except (NameError, ValueError, TypeError) as error:  # not a parameter, or not a value of it
+    except (NameError, ValueError, TypeError) as error:  # an unknown parameter, or a wrong value
         raise UserError(f"--sweep_slurm: {str(error).splitlines()[0]}") from error
-    except RuntimeError as error:  # no Slurm here, or what sbatch says
+    except RuntimeError as error:  # Slurm is not installed, or sbatch fails
         raise ChildProcessError(f"--sweep_executor=slurm: {error}") from error
     return [job.job_id for job in jobs]
 
 
-def run(points: Sequence[sweep.Point], words: Sequence[str], workers: int, options: str, made_from: tuple) -> None:
-    """Submit the unfinished points that are not in the queue yet, and do not wait for them."""
+def run(points: Sequence[sweep.Point], words: Sequence[str], workers: int, options: str, made_from: MadeFrom) -> None:
+    """Submit the unfinished points that are not in the queue, without waiting for them.
+
+    Args:
+      words: the words of the command line that all points share.
+      workers: jobs that may run at the same time.
+      options: the value of --sweep_slurm.
+      made_from: the arguments of `sweep.make_points`.
+    """
     folder = points[0].folder.parent / "slurm"
     ids = folder / "jobs.json"
     jobs = json.loads(ids.read_text()) if ids.exists() else {}
@@ -93,7 +104,7 @@ def run(points: Sequence[sweep.Point], words: Sequence[str], workers: int, optio
     parameters = {
         "slurm_array_parallelism": workers,
         "slurm_job_name": "exvae",
-        "slurm_setup": [f"export PYTHONPATH={shlex.quote(str(sweep.ROOT))}:$PYTHONPATH"],  # a job must find exvae
+        "slurm_setup": [f"export PYTHONPATH={shlex.quote(str(sweep.ROOT))}:$PYTHONPATH"],  # jobs import exvae
     } | parameters_of(options)
     print(f"points: {len(points)}, in the queue: {len(queue)}, to submit now: {len(todo)}, at a time: {workers}")
     if todo:
@@ -102,4 +113,4 @@ def run(points: Sequence[sweep.Point], words: Sequence[str], workers: int, optio
             print(f"job {job}  {points[n].folder.name}  ({points[n].log})")
         jobs |= {points[n].folder.name: job for n, job in new.items()}
         files.write_json(ids, jobs)
-        print(f"logs of the jobs: {folder}\nevery job that ends renews the table: cat {folder.parent}/sweep.txt")
+        print(f"logs of the jobs: {folder}\nevery job updates the table when it ends: cat {folder.parent}/sweep.txt")

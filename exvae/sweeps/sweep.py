@@ -1,7 +1,7 @@
 """A grid of runs: python launch.py --config=experiments/mnist_vae.py --sweep='seed=0,1;optim.learning_rate=1e-3,5e-4'
 
-Every point is a process of its own, `launch.py` with its own folder, on this machine or as a job of Slurm. All that is
-known of a point is read from its folder: a sweep can be killed, repeated and extended.
+Every point is a separate process of `launch.py` with its own folder, on this machine or as a job of Slurm. The state of
+a point is read from its folder, so a sweep can be killed, repeated and extended.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from flax.traverse_util import flatten_dict
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from exvae import config as configs
 from exvae import files
@@ -40,11 +39,15 @@ from exvae.sweeps import child
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_FLAGS = ("sweep", "sweep_workers", "sweep_executor", "sweep_slurm", "workdir")
-AUTOMATIC = (("prior", "num_exemplars"), ("retrieval", "rebuild_steps"))  # a run fills them in where the command has 0
-MORE_TO_DO = ("train.epochs", "train.patience", "eval.")  # free on resume, but a run with others has not finished
+AUTOMATIC = (("prior", "num_exemplars"), ("retrieval", "rebuild_steps"))  # a run replaces 0 in these fields
+MORE_TO_DO = (
+    "train.epochs",
+    "train.patience",
+    "eval.",
+)  # may change on resume, but then a finished run is not finished any more
 FIGURES = ("best_epoch", "valid_elbo", "test_elbo", "test_log_likelihood", "seconds")
 STATUSES = ("done", "failed", "waiting")
-END = "sweep: "  # begins the last line in the log of a point that failed
+END = "sweep: "  # beginning of the last line in the log of a failed point
 POLL_SECONDS = 0.2
 
 
@@ -52,8 +55,8 @@ POLL_SECONDS = 0.2
 class Point:
     """One run of the grid."""
 
-    values: dict[str, str]  # of the swept fields, as typed
-    config: Any
+    values: dict[str, str]  # the swept fields, as typed
+    config: ConfigDict
     folder: Path
 
     @property
@@ -62,7 +65,7 @@ class Point:
 
 
 def split(text: str, mark: str) -> list[str]:
-    """Split at a mark, but not within parentheses."""
+    """Split text at a mark, but not inside parentheses."""
     return [part.strip() for part in re.split(rf"{mark}(?![^()]*\))", text)]
 
 
@@ -76,7 +79,7 @@ def parse(text: str) -> dict[str, list[str]]:
         if field not in names:
             raise UserError(f"--sweep: {field!r} is not a config field{configs.nearest_name(field, names)}")
         if field in grid:
-            raise UserError(f"--sweep: {field} stands there twice: give all its values in one list")
+            raise UserError(f"--sweep: {field} occurs twice: give all its values in one list")
         grid[field] = split(values, ",")
         if not all(grid[field]):
             raise UserError(f"--sweep: {part!r} must be FIELD=VALUE,VALUE,... with no value empty")
@@ -85,8 +88,8 @@ def parse(text: str) -> dict[str, list[str]]:
     return grid
 
 
-def _configure(config: Any, values: dict[str, str]) -> Any:
-    """A copy of the config with fields set, just as the point's own process will read them."""
+def _configure(config: ConfigDict, values: dict[str, str]) -> ConfigDict:
+    """A copy of the config with these fields, parsed in the same way as by the process of the point."""
     words = ["", *(f"--config.{field}={value}" for field, value in values.items())]
     own = flags.FlagValues()
     config_flags.DEFINE_config_dict("config", copy.deepcopy(config), flag_values=own, sys_argv=words)
@@ -96,14 +99,14 @@ def _configure(config: Any, values: dict[str, str]) -> Any:
 
 
 def _folder_name(values: dict[str, str]) -> str:
-    """'seed=0,optim.learning_rate=1e-3'; a checksum tells names apart in which something was replaced or cut off."""
+    """'seed=0,optim.learning_rate=1e-3'. If characters were replaced or cut off, a checksum keeps names different."""
     text = ",".join(f"{field}={value}" for field, value in values.items())
     safe = re.sub(r"[^\w.=,()+-]", "_", text, flags=re.ASCII)[:200]
     return safe if safe == text else f"{safe}-{zlib.crc32(text.encode()):08x}"
 
 
-def make_points(config: Any, grid: dict[str, list[str]], workdir: Path) -> list[Point]:
-    """The grid in order, its first field slowest, every config checked."""
+def make_points(config: ConfigDict, grid: dict[str, list[str]], workdir: Path) -> list[Point]:
+    """The points of the grid, with checked configs. The first field varies slowest."""
     points: dict[Any, Point] = {}  # by their typed values
     for texts in itertools.product(*grid.values()):
         values = dict(zip(grid, texts, strict=True))
@@ -112,7 +115,7 @@ def make_points(config: Any, grid: dict[str, list[str]], workdir: Path) -> list[
             point = Point(values, _configure(config, values), workdir / name)
         except (flags.Error, UserError) as error:
             raise UserError(f"--sweep: {name}: {error}") from error
-        typed = operator.itemgetter(*grid)(flatten_dict(point.config.to_dict(), sep="."))
+        typed = operator.itemgetter(*grid)(configs.flat(point.config))
         if typed in points:
             raise UserError(f"--sweep: {name} and {points[typed].folder.name} are the same: give each value once")
         points[typed] = point
@@ -120,8 +123,8 @@ def make_points(config: Any, grid: dict[str, list[str]], workdir: Path) -> list[
 
 
 def common_words(argv: Sequence[str], fields: Iterable[str]) -> list[str]:
-    """A sweep's command line without what is each point's own: --name=value, or --name value."""
-    # Flags of tuples add up when they stand twice: a swept field must not be among these words.
+    """The words of the command line that all points share, without the options of the sweep and the swept fields."""
+    # If a flag with a tuple occurs twice, its values add up, so a swept field must not be among these words.
     own = {*OWN_FLAGS, *(f"config.{field}" for field in fields)}
     kept, rest = [], collections.deque(flags.FLAGS.read_flags_from_files(list(argv[1:])))
     while rest:
@@ -135,24 +138,24 @@ def common_words(argv: Sequence[str], fields: Iterable[str]) -> list[str]:
 
 
 def child_command(words: Sequence[str], point: Point) -> list[str]:
-    """launch.py for one point. It runs where the sweep was started, so that relative paths mean the same."""
+    """The command of one point. It runs in the folder of the sweep, so relative paths mean the same."""
     fields = [f"--config.{field}={value}" for field, value in point.values.items()]
     return [sys.executable, str(ROOT / "launch.py"), *words, *fields, f"--workdir={point.folder}"]
 
 
-def same_config(new: dict, old: dict) -> bool:
-    """Whether a finished run of the config `old` (results.json's) is what `new` asks for."""
+def same_config(new: dict[str, Any], old: dict[str, Any]) -> bool:
+    """Whether a finished run with the config `old` (of results.json) is also a finished run of `new`."""
     new = copy.deepcopy(new)
     for group, name in AUTOMATIC:
         new[group][name] = new[group][name] or old[group][name]
-    now, then, default = (flatten_dict(config, sep=".") for config in (new, old, configs.get_config().to_dict()))
-    then = {**default, **then}  # a run older than a field had its default
+    now, then, default = map(configs.flat, (new, old, configs.get_config()))
+    then = {**default, **then}  # a field added after an old run had its default there
     agrees = all(now[field] == then[field] for field in now if field.startswith(MORE_TO_DO))
     return agrees and not configs.differences(new, old)
 
 
-def finished(point: Point) -> dict | None:
-    """results.json, if it has a log-likelihood and is of the point's config; else None."""
+def finished(point: Point) -> dict[str, Any] | None:
+    """The contents of results.json if it has a log-likelihood and the config of the point; else None."""
     try:
         results = json.loads((point.folder / "results.json").read_text())
         is_whole = results["test"]["log_likelihood"] is not None
@@ -162,7 +165,7 @@ def finished(point: Point) -> dict | None:
 
 
 def failure(point: Point) -> str:
-    """'exit code 2: error: ...', how a point ended and its last line before; '' for one that did not fail."""
+    """'exit code 2: error: ...': how a point failed, and its last line of output; '' if it did not fail."""
     try:
         lines = [line for line in point.log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
@@ -174,18 +177,18 @@ def failure(point: Point) -> str:
     return last.removeprefix(END) + ("" if is_silent else f": {said[-1]}")
 
 
-def best_valid(folder: Path) -> dict:
-    """The line of metrics.jsonl with the best validation ELBO, or {}."""
+def best_valid(folder: Path) -> dict[str, Any]:
+    """The line of metrics.jsonl with the best validation ELBO; {} if there is none."""
     lines = []
     with contextlib.suppress(OSError):
         for text in (folder / "metrics.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError):  # cut short by a kill
+            with contextlib.suppress(ValueError):  # an incomplete line, left by a kill
                 lines.append(json.loads(text))
     return max((line for line in lines if line["split"] == "valid"), key=lambda line: line["elbo"], default={})
 
 
-def summary(points: Sequence[Point]) -> list[dict]:
-    """A row for each point, the best validation ELBO first, points that failed or wait last."""
+def summary(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """A row for each point, the best validation ELBO first. Failed and waiting points are at the end."""
     rows = []
     for point in points:
         results, valid = finished(point) or {}, best_valid(point.folder)
@@ -203,8 +206,8 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.0f}" if name in ("best_epoch", "seconds") else f"{value:.2f}"
 
 
-def as_text(rows: Sequence[dict]) -> str:
-    """Aligned columns."""
+def as_text(rows: Sequence[dict[str, Any]]) -> str:
+    """The table as text with aligned columns."""
     columns = []
     for name in rows[0]:
         header = name.replace("_", " ") if name in FIGURES else name
@@ -214,8 +217,8 @@ def as_text(rows: Sequence[dict]) -> str:
     return "".join("  ".join(line).rstrip() + "\n" for line in zip(*columns, strict=True))
 
 
-def as_csv(rows: Sequence[dict]) -> str:
-    """All digits; what is not there is empty."""
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """The table as CSV with all digits. Missing values are empty."""
     file = io.StringIO()
     writer = csv.DictWriter(file, rows[0], lineterminator="\n")
     writer.writeheader()
@@ -224,7 +227,7 @@ def as_csv(rows: Sequence[dict]) -> str:
 
 
 def write_summary(points: Sequence[Point]) -> str:
-    """sweep.txt, with what failed below the table, and sweep.csv; returns the text."""
+    """Write sweep.txt, with failures below the table, and sweep.csv. Returns the text."""
     rows, workdir = summary(points), points[0].folder.parent
     failed = [f"failed  {point.folder.name}  {failure(point)}  ({point.log})\n" for point in points if failure(point)]
     text = as_text(rows) + "".join(failed)
@@ -234,7 +237,7 @@ def write_summary(points: Sequence[Point]) -> str:
 
 
 def devices(visible: str, worker: int, workers: int) -> str:
-    """A worker's part of CUDA_VISIBLE_DEVICES: neighbours in the list. Where they are too few, workers share them."""
+    """A worker's part of CUDA_VISIBLE_DEVICES: neighbours in the list. If there are too few, workers share them."""
     names = visible.split(",")
     if workers > len(names):
         return names[worker % len(names)]
@@ -242,8 +245,11 @@ def devices(visible: str, worker: int, workers: int) -> str:
 
 
 def start(point: Point, words: Sequence[str], *, worker: int = 0, workers: int = 1) -> subprocess.Popen:
-    """The point's process. Its output goes to the end of its log."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}  # else what was printed before an error may come after it
+    """Start the process of a point. Its output is appended to its log."""
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+    }  # otherwise output may appear after the error that followed it
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         environment["CUDA_VISIBLE_DEVICES"] = devices(visible, worker, workers)
     command = child_command(words, point)
@@ -256,7 +262,7 @@ def start(point: Point, words: Sequence[str], *, worker: int = 0, workers: int =
 
 
 def finish(points: Sequence[Point], point: Point, code: int) -> None:
-    """After the end of a point's process: its log says how it failed, the table has it."""
+    """Call after the process of a point has ended: note a failure in its log, and update the table."""
     if not finished(point):
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         with open(point.log, "a") as log:
@@ -265,6 +271,7 @@ def finish(points: Sequence[Point], point: Point, code: int) -> None:
 
 
 def stop(processes: Sequence[subprocess.Popen]) -> None:
+    """Terminate the processes and wait for their ends."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -272,10 +279,11 @@ def stop(processes: Sequence[subprocess.Popen]) -> None:
 
 
 def run_local(points: Sequence[Point], words: Sequence[str], workers: int) -> None:
-    """The unfinished points, so many at a time. One that fails does not keep the others from running."""
+    """Run the unfinished points, `workers` at a time. If one fails, the others still run."""
     todo = collections.deque(point for point in points if not finished(point))
     print(f"points: {len(points)}, finished before: {len(points) - len(todo)}, at a time: {workers}", flush=True)
-    free, running, seconds = list(range(workers)), {}, []
+    free, seconds = list(range(workers)), list[float]()
+    running: dict[subprocess.Popen, tuple[Point, int, float]] = {}
     try:
         while todo or running:
             while todo and free:
@@ -302,27 +310,41 @@ def run_local(points: Sequence[Point], words: Sequence[str], workers: int) -> No
 
 @contextlib.contextmanager
 def lock(folder: Path, option: str, what: str) -> Iterator[None]:
-    """One sweep, or what else it is, at a time in a folder; the system takes the lock back when a process ends."""
+    """Hold a lock on a folder, so only one sweep (or other `what`) runs in it. It is released when the process ends.
+
+    Args:
+      option: the command line option of the folder, for messages.
+      what: the name of the work, such as "sweep".
+    """
     files.make_writable(folder, option)
     with open(folder / f".{what}.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"{option}={folder}: another {what} is going on in this folder") from error
+            raise UserError(f"{option}={folder}: another {what} is running in this folder") from error
         yield
 
 
 def main(
-    config: Any, workdir: Path, argv: Sequence[str], text: str, *, workers: int, executor: str, slurm: str
+    config: ConfigDict, workdir: Path, argv: Sequence[str], text: str, *, workers: int, executor: str, slurm: str
 ) -> None:
-    """Check the whole grid, run what of it is unfinished, print the table; an OSError at the end if a point failed."""
+    """Check the whole grid, run its unfinished points, and print the table.
+
+    Args:
+      argv: the command line.
+      text: the value of --sweep.
+
+    Raises:
+      UserError: the grid is wrong.
+      ChildProcessError: at the end, if a point failed.
+    """
     if slurm and executor != "slurm":
         raise UserError(f"--sweep_slurm goes with --sweep_executor=slurm, not with {executor}")
     grid = parse(text)
     points, words = make_points(config, grid, workdir), common_words(argv, grid)
     with lock(workdir, "--workdir", "sweep"):
         if executor == "slurm":
-            from exvae.sweeps.slurm import run as run_slurm  # which knows of sweeps
+            from exvae.sweeps.slurm import run as run_slurm  # here, because it imports this module
 
             run_slurm(points, words, workers, slurm, (config, grid, workdir))
         else:
@@ -330,4 +352,4 @@ def main(
         print(write_summary(points), end="")
     failed = sum(map(bool, map(failure, points)))
     if failed and executor == "local":
-        raise ChildProcessError(f"{failed} of {len(points)} points failed; the same command tries them again")
+        raise ChildProcessError(f"{failed} of {len(points)} points failed; run the same command again to retry them")

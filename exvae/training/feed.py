@@ -17,9 +17,9 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from exvae import keys
+from exvae.algorithm import Batch, training_terms
 from exvae.arrays import Array
 from exvae.data.store import Store
-from exvae.objectives import Batch, training_terms
 from exvae.priors import PRIORS
 from exvae.retrieval import NOBODY, slots, table
 from exvae.retrieval.draw import draw_exemplars

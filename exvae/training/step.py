@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
+from exvae.algorithm import Batch, Problem, algorithm_1
 from exvae.arrays import Array
-from exvae.objectives import Batch, Problem, algorithm_1
 from exvae.once import for_equal_configs
 from exvae.scale import sharding
 from exvae.state import TrainState, state_shardings

@@ -1,1 +1,1 @@
-"""What a trained model is good for: new images, representations, data augmentation."""
+"""Applications of a trained model: new images, representations, data augmentation."""

@@ -1,4 +1,4 @@
-"""Data augmentation: a classifier on real images and on new ones that a trained model draws around them."""
+"""Data augmentation: train a classifier on real images and on new ones that a trained model draws around them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,36 +26,57 @@ from exvae.runs.records import Records, fingerprint
 from exvae.runs.trained import TrainedModel
 from exvae.scale import sharding
 from exvae.uses import generate
-from exvae.uses.classifier import Classifier, Source, State, init_state, make_optimizer, make_source, make_step, predict
+from exvae.uses.classifier import (
+    Classifier,
+    Source,
+    State,
+    Step,
+    init_state,
+    make_optimizer,
+    make_source,
+    make_step,
+    predict,
+)
 
-SHOWN = 100  # misclassified images in the figure, at most
-SAVE_SECONDS = 60  # a checkpoint at the end of an epoch, if the last one is older
-SAME = ("split", "hidden_dim", "epochs", "batch_size", "learning_rate", "label_smoothing")  # in runs that compare
+SHOWN = 100  # largest number of misclassified images in the figure
+SAVE_SECONDS = 60  # save a checkpoint at the end of an epoch if the last one is older than this
+# Fields of config.augment that must be equal in runs that are compared in a plot.
+SAME = ("split", "hidden_dim", "epochs", "batch_size", "learning_rate", "label_smoothing")
 
 
 def train_network(
     run: TrainedModel,
     source: Source,
     start: Callable[[int], State],
-    train_step: Callable,
+    train_step: Step,
     *,
     seed: int,
     text: str,
     folder: Path,
 ) -> tuple[State, float]:
-    """Train one classifier, going on from `folder` if it was begun there; its last state and the seconds it took."""
+    """Train one classifier, or continue from the checkpoint in `folder`.
+
+    Args:
+      start: returns a fresh state, given a seed.
+      text: the beginning of printed lines.
+      folder: the folder for checkpoints.
+
+    Returns:
+      The last state, and the seconds of training.
+    """
     options = run.config.augment
     n, size = len(source.labels), options.batch_size
     key = jax.random.fold_in(jax.random.key(seed), 1)
-    state = sharding.replicate(run.mesh, start(seed))
+    fresh = sharding.replicate(run.mesh, start(seed))
     checkpoints = Checkpoints(folder)
     try:
-        state, meta = checkpoints.restore_latest(lambda meta, like=state: like) or (state, {"seconds": 0.0})
+        state, meta = checkpoints.restore_latest(lambda meta: fresh) or (fresh, {"seconds": 0.0})
         if int(state.step):
-            print(f"{text}: going on from epoch {int(state.step) // (n // size)}", flush=True)
+            print(f"{text}: resuming from epoch {int(state.step) // (n // size)}", flush=True)
         saved = time.monotonic()
         began = saved - meta["seconds"]
-        countdown, queue = progress.Countdown(options.epochs * n, text), collections.deque()
+        countdown = progress.Countdown(options.epochs * n, text)
+        queue: collections.deque[Array] = collections.deque()
         for epoch in range(int(state.step) // (n // size), options.epochs):
             for number, index in enumerate(epoch_order(seed, epoch, n, size)):
                 state, loss = train_step(state, run.params, source, key, sharding.split(run.mesh, index))
@@ -74,10 +96,10 @@ def train_network(
 
 
 def main(run: TrainedModel) -> None:
-    """The task `augment`: classifiers for every lambda, their errors, the plot over lambda, what the best got wrong."""
+    """The task `augment`: classifiers for every lambda, their errors, a plot, and misclassified images."""
     options, grey = run.config.augment, run.grey
     if any(part.labels is None for part in vars(grey).values()):
-        raise UserError("augmentation is of labelled images, and these have no labels")
+        raise UserError("augmentation needs labels, and these images have no labels")
     known = data.join(grey.train, grey.valid) if options.split == "test" else grey.train
     held_out = getattr(grey, options.split)
     if options.batch_size > len(known) or options.batch_size % run.mesh.size:
@@ -104,38 +126,47 @@ def main(run: TrainedModel) -> None:
     save_figures(run, results, found, held_out)
 
 
-def train_networks(run: TrainedModel, known: data.Split, held_out: data.Split, records: Records) -> list[list[dict]]:
-    """For every lambda the records of its networks; those that are there already are not trained again."""
+def train_networks(
+    run: TrainedModel, known: data.Split, held_out: data.Split, records: Records
+) -> list[list[dict[str, Any]]]:
+    """Train the networks that have no record yet.
+
+    Returns:
+      For every lambda, the records of its networks.
+    """
     options = run.config.augment
-    # Labels may be any integers: the classifier numbers those that there are.
+    # Labels may be any integers. The classifier numbers the classes that occur.
     classes, numbers = np.unique(np.concatenate([known.labels, held_out.labels]), return_inverse=True)
     known = data.Split(known.images, numbers[: len(known)])
     classifier = Classifier(options.hidden_dim, len(classes))
     optimizer = make_optimizer(options, options.epochs * (len(known) // options.batch_size))
     start = jax.jit(lambda seed: init_state(jax.random.key(seed), classifier, optimizer, run.model.image_shape))
-    source, found = None, []
+    source: Source | None = None
+    found: list[list[dict[str, Any]]] = []
     for lambda_ in dict.fromkeys(map(float, options.lambdas)):
         train_step = make_step(classifier, run.model, optimizer, lambda_=lambda_, smoothing=options.label_smoothing)
         found.append([])
         for seed in range(options.networks):
             name = f"lambda={lambda_},network={seed}"
             folder = records.path.with_name(f"{records.path.stem}-{name}")
-            if records.get(name) is None:
+            record = records.get(name)
+            if record is None:
                 text = f"lambda {lambda_:g}, network {seed + 1} of {options.networks}"
                 source = source or make_source(run, known)
                 state, seconds = train_network(run, source, start, train_step, seed=seed, text=text, folder=folder)
                 labels = classes[predict(classifier, state.params, held_out.images)]
                 wrong = np.flatnonzero(labels != held_out.labels)
                 record = {"network": name, "lambda": lambda_, "error": len(wrong) / len(labels), "seconds": seconds}
-                records.add([record | {"wrong": wrong.tolist(), "predicted": labels[wrong].tolist()}])
+                record |= {"wrong": wrong.tolist(), "predicted": labels[wrong].tolist()}
+                records.add([record])
                 print(f"{text}: error {100 * record['error']:.2f} %", flush=True)
             shutil.rmtree(folder, ignore_errors=True)
-            found[-1].append(records.get(name))
+            found[-1].append(record)
     return found
 
 
-def summarise(found: list[list[dict]]) -> list[dict]:
-    """Mean and standard deviation over the networks of each lambda."""
+def summarise(found: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Mean and standard deviation of the errors, over the networks of each lambda."""
     lines = []
     for networks in found:
         errors = [record["error"] for record in networks]
@@ -144,8 +175,8 @@ def summarise(found: list[list[dict]]) -> list[dict]:
     return sorted(lines, key=lambda line: line["lambda"])
 
 
-def lines_of(results: dict) -> tuple[list[float], list[float], list[float]]:
-    """Lambdas, errors and their standard deviations, both in percent."""
+def lines_of(results: dict[str, Any]) -> tuple[list[float], list[float], list[float]]:
+    """Lambdas, errors in percent, and standard deviations of the errors in percent."""
     errors = results["errors"]
     return (
         [line["lambda"] for line in errors],
@@ -155,16 +186,19 @@ def lines_of(results: dict) -> tuple[list[float], list[float], list[float]]:
 
 
 def results_path(workdir: Path, split: str) -> Path:
+    """The file with the errors of a run."""
     return workdir / f"augment_{split}.json"
 
 
-def save_figures(run: TrainedModel, results: dict, found: list[list[dict]], held_out: data.Split) -> None:
-    """Error over lambda, with that of other runs beside it (the paper's Figure 6), and misclassified images."""
+def save_figures(
+    run: TrainedModel, results: dict[str, Any], found: list[list[dict[str, Any]]], held_out: data.Split
+) -> None:
+    """Plot the error over lambda, also of runs to compare with (Figure 6 of the paper), and misclassified images."""
     options, folder = run.config.augment, run.workdir / "figures"
     curves = {run.workdir: results}
     others = [Path(folder) for folder in sorted(glob.glob(options.compare))] if options.compare else []
     if options.compare and not others:
-        print(f"config.augment.compare={options.compare} matches nothing")
+        print(f"config.augment.compare={options.compare} matches no folder")
     for other in others:
         if other.resolve() == run.workdir.resolve():
             continue
@@ -177,9 +211,9 @@ def save_figures(run: TrainedModel, results: dict, found: list[list[dict]], held
         if same:
             curves[other] = theirs
         else:
-            print(f"{other}: no augmentation with these data and settings, left out of the plot")
+            print(f"{other}: no augmentation with the same data and settings, left out of the plot")
     path, names = folder / f"lambda_{options.split}.png", [workdir.name for workdir in curves]
-    path.unlink(missing_ok=True)  # of an earlier command, which may have had other settings
+    path.unlink(missing_ok=True)  # an earlier command may have had other settings
     if max(len(curve["errors"]) for curve in curves.values()) > 1:
         lines = {
             f"{workdir.name if names.count(workdir.name) == 1 else workdir} ({curve['prior']})": lines_of(curve)
@@ -190,10 +224,10 @@ def save_figures(run: TrainedModel, results: dict, found: list[list[dict]], held
     best = min(found, key=lambda networks: np.mean([record["error"] for record in networks]))[0]
     path = folder / f"misclassified_{options.split}.png"
     path.unlink(missing_ok=True)
-    if best["wrong"]:
+    if best["wrong"] and held_out.labels is not None:
         wrong = best["wrong"][:SHOWN]
         captions = [f"{held_out.labels[i]} as {label}" for i, label in zip(wrong, best["predicted"], strict=False)]
-        figures.save_captioned(path, to_unit(held_out.images[wrong]), captions, columns=min(10, len(wrong)))
+        figures.save_captioned(path, np.asarray(to_unit(held_out.images[wrong])), captions, columns=min(10, len(wrong)))
         print(f"figure   {path}")
     print(f"numbers  {results_path(run.workdir, options.split)}")
 
@@ -202,18 +236,23 @@ def batches(
     key: Array,
     run: TrainedModel,
     images: UInt8[np.ndarray, "n H W C"],
-    labels: Shaped[np.ndarray, " n"],
+    labels: Shaped[np.ndarray, " labels"],
     *,
     size: int,
-    real: float,
+    real: int | float,
 ) -> Iterator[tuple[Float[np.ndarray, "B H W C"], Shaped[np.ndarray, " B"]]]:
-    """Epochs without end of (x, y), each image itself with probability `real` and else a new one with its label."""
+    """An endless iterator over batches (x, y) of shuffled epochs.
+
+    Args:
+      size: the batch size.
+      real: the probability of an image to appear itself. Otherwise a new image with the same label takes its place.
+    """
     if len(labels) != len(images):
         raise UserError(f"{len(labels)} labels for {len(images)} images")
     if not 0 <= real <= 1 or not 1 <= size <= len(images):
         raise UserError(f"real={real} must lie in 0..1 and batch_size={size} in 1..{len(images)}")
 
-    def endless() -> Iterator:
+    def endless() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         key_order, key_steps = jax.random.split(key)
         seed, step, epoch = int(jax.random.bits(key_order)), 0, 0
         while True:

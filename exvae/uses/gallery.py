@@ -1,6 +1,6 @@
-"""The tasks sample, interpolate and iterate: what `generate` draws, as figures and files.
+"""The tasks `sample`, `interpolate` and `iterate`: they draw images with `generate` and write figures and files.
 
-Their sources are exemplars: those of config.generate.index, or random ones (of config.generate.label).
+Their sources are exemplars: those of config.generate.index, or random ones (of the class config.generate.label).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from exvae.runs.trained import TrainedModel
 from exvae.scale import sharding
 from exvae.uses import generate
 
-SHOWN = 100  # random samples in the figure, at most
+SHOWN = 100  # largest number of random samples in the figure
 
 
 def save_samples(key: Array, run: TrainedModel) -> None:
-    """figures/samples.png at the end of training: plates as rows, or samples from a prior that has no exemplars."""
+    """Write figures/samples.png at the end of training: plates in rows, or samples if the prior has no exemplars."""
     rows = min(8, len(run.exemplars))
     if run.prior.USES_EXEMPLARS:
         key_pick, key = jax.random.split(key)
@@ -38,7 +38,7 @@ def save_samples(key: Array, run: TrainedModel) -> None:
 
 
 def _pool(run: TrainedModel) -> Int[np.ndarray, " s"] | None:
-    """The exemplars that the command allows; None: it does not say."""
+    """The exemplars that the command line selects; None: it does not select any."""
     options = run.config.generate
     if not options.index and options.label < 0:
         return None
@@ -46,14 +46,15 @@ def _pool(run: TrainedModel) -> Int[np.ndarray, " s"] | None:
 
 
 def _sources(key: Array, run: TrainedModel, count: int) -> Int[np.ndarray, " s"]:
+    """The selected exemplars if the command line has their indices, else `count` random ones."""
     pool = _pool(run)
-    if run.config.generate.index:
+    if pool is not None and run.config.generate.index:
         return pool
     return generate.pick(key, np.arange(len(run.exemplars)) if pool is None else pool, count)
 
 
 def sample_task(run: TrainedModel, out: str = "") -> None:
-    """The task `sample`: random samples, and plates around exemplars."""
+    """The task `sample`: draw random samples, and plates around exemplars."""
     options = run.config.generate
     how = {"temperature": options.temperature, "draw": options.draw}
     key_random, key_pick, key_plates = jax.random.split(jax.random.key(options.seed), 3)
@@ -72,11 +73,11 @@ def sample_task(run: TrainedModel, out: str = "") -> None:
 
 
 def interpolate_task(run: TrainedModel, out: str = "") -> None:
-    """The task `interpolate`: between pairs of exemplars, around one, and crossover."""
+    """The task `interpolate`: interpolations and crossovers of pairs of exemplars, and grids around one exemplar."""
     options = run.config.generate
     sources = _sources(jax.random.key(options.seed), run, 2 * options.num_sources)
     if (options.index and len(sources) % 2) or len(sources) < 2:
-        raise UserError(f"interpolation is between pairs of exemplars, and {len(sources)} cannot be paired")
+        raise UserError(f"interpolation needs pairs of exemplars, and {len(sources)} cannot be paired")
     sources = sources[: len(sources) // 2 * 2]
     x = run.exemplars.images[sources]
     a, b = x[0::2], x[1::2]
@@ -100,12 +101,12 @@ def interpolate_task(run: TrainedModel, out: str = "") -> None:
 
 
 def iterate_task(run: TrainedModel, out: str = "") -> None:
-    """The task `iterate`: chains from exemplars and from noise."""
+    """The task `iterate`: draw chains that start from exemplars and from noise."""
     options = run.config.generate
     key_pick, key_noise, *keys = jax.random.split(jax.random.key(options.seed), 4)
     sources = _sources(key_pick, run, options.num_sources)
     noise = jax.random.uniform(key_noise, (options.num_sources, *run.model.image_shape))
-    starts = {"images": to_unit(run.exemplars.images[sources]), "noise": np.asarray(noise)}
+    starts = {"images": np.asarray(to_unit(run.exemplars.images[sources])), "noise": np.asarray(noise)}
     images = {}
     for key, (name, start) in zip(keys, starts.items(), strict=True):
         chain = generate.iterate(key, run, start, options.steps, temperature=options.temperature, draw=options.draw)
@@ -116,12 +117,13 @@ def iterate_task(run: TrainedModel, out: str = "") -> None:
 
 
 def _figure(run: TrainedModel, name: str) -> Path:
+    """The path of a figure, which is also printed."""
     path = run.workdir / "figures" / name
     print(f"figure   {path}")
     return path
 
 
 def _rows_of(columns: int, images: Float[np.ndarray, "n H W C"]) -> Float[np.ndarray, "R columns H W C"]:
-    """Images line by line, the last line filled up with white."""
+    """Arrange images in rows. White images fill the last row."""
     filled = np.pad(images, [(0, -len(images) % columns)] + 3 * [(0, 0)], constant_values=1.0)
     return filled.reshape(-1, columns, *images.shape[1:])

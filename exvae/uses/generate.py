@@ -1,8 +1,9 @@
-"""New images from a trained model: samples, interpolations, chains."""
+"""New images from a trained model: samples, interpolations and chains."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +21,13 @@ from exvae.objectives import encoder
 from exvae.priors import Prior
 from exvae.runs.trained import TrainedModel
 
-PLATE = 12  # a source and eleven samples, as in the paper's Figure 3
-GRID, REACH, NEIGHBOURS = 5, 2.0, 100  # cells along a side, standard deviations to its edge, of so many exemplars
+PLATE = 12  # a source and eleven samples, as in Figure 3 of the paper
+GRID = 5  # cells along a side of a grid
+REACH = 2.0  # distance from its middle to its edge, in standard deviations
+NEIGHBOURS = 100  # exemplars from which its directions are computed
+
+Indices = Int[np.ndarray, " s"] | Sequence[int | float]  # of exemplars; `choose` checks them
+Latents = tuple[Float[np.ndarray, "n _"], ...]  # of every level, the top one first
 
 
 def decode(key: Array, model: nn.Module, params: dict, z: Float[Array, "B D"], draw: bool) -> Float[Array, "B H W C"]:
@@ -30,7 +36,16 @@ def decode(key: Array, model: nn.Module, params: dict, z: Float[Array, "B D"], d
 
 
 @functools.partial(jax.jit, static_argnames=("model", "prior", "draw"))
-def _around(key, model, prior: Prior, params, x: Float[Array, "B H W C"], temperature, draw) -> Float[Array, "B H W C"]:
+def _around(
+    key: Array,
+    model: nn.Module,
+    prior: Prior,
+    params: dict,
+    x: Float[Array, "B H W C"],
+    *,
+    temperature: Float[Array, ""] | float | int,
+    draw: bool,
+) -> Float[Array, "B H W C"]:
     """z ~ r(z|x), Eq. (7), then p(x|z)."""
     key_z, key_x = jax.random.split(key)
     q = models.apply(model, params, x, method="encode")
@@ -38,7 +53,17 @@ def _around(key, model, prior: Prior, params, x: Float[Array, "B H W C"], temper
 
 
 @functools.partial(jax.jit, static_argnames=("model", "prior", "count", "draw"))
-def _from_prior(key, model, prior: Prior, params, count, temperature, draw) -> Float[Array, "n H W C"]:
+def _from_prior(
+    key: Array,
+    model: nn.Module,
+    prior: Prior,
+    params: dict,
+    *,
+    count: int,
+    temperature: Float[Array, ""] | float | int,
+    draw: bool,
+) -> Float[Array, "n H W C"]:
+    """z ~ p(z), then p(x|z), for a prior without exemplars."""
     key_z, key_x = jax.random.split(key)
     components = prior.components(params["prior"], encoder(model, params), None)
     z = prior.sample(key_z, components, (count, model.latent_dim), temperature)
@@ -46,29 +71,29 @@ def _from_prior(key, model, prior: Prior, params, count, temperature, draw) -> F
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _latents(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -> tuple[Float[Array, "B D"], ...]:
+def _latents(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -> tuple[Float[Array, "B _"], ...]:
     return models.apply(model, params, to_unit(images), method="latents")
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _render(model: nn.Module, params: dict, latents: tuple[Float[Array, "B D"], ...]) -> Float[Array, "B H W C"]:
-    # The same random numbers for every image: it depends on its latents alone, and neighbours on a line are alike.
+def _render(model: nn.Module, params: dict, latents: tuple[Float[Array, "B _"], ...]) -> Float[Array, "B H W C"]:
+    # The same random numbers for every image: an image depends only on its latents, and close latents look alike.
     u = jax.random.uniform(jax.random.key(0), (1, *model.image_shape))
     return models.apply(model, params, latents, u, method="render")
 
 
 def block(run: TrainedModel) -> int:
-    """Images at a time: twice the codes whose activations stay in a CPU core's cache. z is drawn by block."""
+    """Images per batch: twice the codes whose activations fit in the cache of a CPU core. Random keys depend on it."""
     return 2 * run.model.block_rows
 
 
-def latents(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"]) -> tuple[Float[np.ndarray, "n D"], ...]:
+def latents(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"]) -> Latents:
     """Posterior means of all latents, the top one first."""
     return map_batches(lambda _, batch: _latents(run.model, run.params, batch), images, block(run), run.mesh)
 
 
-def render(run: TrainedModel, codes: tuple[Float[np.ndarray, "n D"], ...]) -> Float[np.ndarray, "n H W C"]:
-    """Mean images of all latents."""
+def render(run: TrainedModel, codes: Latents) -> Float[np.ndarray, "n H W C"]:
+    """The mean of p(x|z), given all latents."""
     widths = np.cumsum([part.shape[1] for part in codes])[:-1]
 
     def render_batch(_: int, rows: Array) -> Array:
@@ -77,8 +102,16 @@ def render(run: TrainedModel, codes: tuple[Float[np.ndarray, "n D"], ...]) -> Fl
     return map_batches(render_batch, np.concatenate(codes, axis=1), block(run), run.mesh)
 
 
-def choose(exemplars: Split, index: Int[np.ndarray, " s"] | None, label: int | None) -> Int[np.ndarray, " s"]:
-    """Numbers of the exemplars that are among `index` and have the label; None: no restriction."""
+def choose(exemplars: Split, index: Indices | None, label: int | None) -> Int[np.ndarray, " s"]:
+    """Indices of exemplars.
+
+    Args:
+      index: choose only from these; None: from all.
+      label: choose only those of this class; None: of any class.
+
+    Raises:
+      UserError: there are no such exemplars.
+    """
     chosen = np.arange(len(exemplars)) if index is None else np.atleast_1d(np.asarray(index))
     if chosen.dtype.kind not in "iu" or not len(chosen):
         raise UserError(f"exemplars are chosen by their numbers, not by {index!r}")
@@ -98,20 +131,32 @@ def choose(exemplars: Split, index: Int[np.ndarray, " s"] | None, label: int | N
 
 
 def around(
-    key: Array, run: TrainedModel, images: Real[np.ndarray, "n H W C"], *, temperature: float = 1.0, draw: bool = False
+    key: Array,
+    run: TrainedModel,
+    images: Real[np.ndarray, "n H W C"],
+    *,
+    temperature: int | float = 1.0,
+    draw: bool = False,
 ) -> Float[np.ndarray, "n H W C"]:
-    """A new image for each one: z ~ r(z|x), or q(z|x) where the prior is not over exemplars; then p(x|z)."""
+    """A new image for each image: z ~ r(z|x), or z ~ q(z|x) if the prior has no exemplars; then p(x|z).
+
+    Args:
+      images: bytes, or floats in 0..1.
+      temperature: factor on the standard deviation of z.
+      draw: draw pixels from p(x|z) instead of returning its mean.
+    """
     prior = run.prior
 
     def draw_batch(start: int, x: Array) -> Array:
         x = to_unit(x) if x.dtype == np.uint8 else x
-        return _around(jax.random.fold_in(key, start), run.model, prior, run.params, x, temperature, draw)
+        part = jax.random.fold_in(key, start)
+        return _around(part, run.model, prior, run.params, x, temperature=temperature, draw=draw)
 
     return map_batches(draw_batch, images, block(run), run.mesh)
 
 
 class Samples(NamedTuple):
-    """New images, and the exemplars that they started from, if from any."""
+    """New images, and the indices of the exemplars that they started from; None: they come from p(z)."""
 
     images: Float[np.ndarray, "n H W C"]
     sources: Int[np.ndarray, " n"] | None
@@ -123,16 +168,23 @@ def sample(
     count: int,
     *,
     sources: Int[np.ndarray, " s"] | None = None,
-    temperature: float = 1.0,
+    temperature: int | float = 1.0,
     draw: bool = False,
 ) -> Samples:
-    """From the model; or from around the given exemplars, each of them equally likely."""
+    """Draw `count` images from the model.
+
+    Args:
+      sources: indices of exemplars to start from, each with the same probability; None: sample from p(z).
+      temperature: factor on the standard deviation of z.
+      draw: draw pixels from p(x|z) instead of returning its mean.
+    """
     prior = run.prior
     if sources is None and not prior.USES_EXEMPLARS:
 
         def draw_batch(start: int, rows: np.ndarray) -> Array:
             part = jax.random.fold_in(key, start)
-            return _from_prior(part, run.model, prior, run.params, len(rows), temperature, draw)
+            how = {"count": len(rows), "temperature": temperature, "draw": draw}
+            return _from_prior(part, run.model, prior, run.params, **how)
 
         return Samples(map_batches(draw_batch, np.empty(count), block(run)), None)
     key_pick, key_draw = jax.random.split(key)
@@ -145,21 +197,21 @@ def sample(
 def plates(
     key: Array, run: TrainedModel, sources: Int[np.ndarray, " P"], **options: Any
 ) -> Float[np.ndarray, "P n H W C"]:
-    """Each exemplar, followed by images drawn around it."""
+    """Each exemplar, followed by images drawn around it. `options` are those of `around`."""
     x = run.exemplars.images[sources]
     new = around(key, run, np.repeat(x, PLATE - 1, axis=0), **options)
     return np.concatenate([to_unit(x)[:, None], new.reshape(len(x), PLATE - 1, *x.shape[1:])], axis=1)
 
 
 def reconstruct(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"]) -> Float[np.ndarray, "n H W C"]:
-    """Mean images at the posterior means of all latents."""
+    """The mean of p(x|z) at the posterior means of all latents."""
     return render(run, latents(run, images))
 
 
 def interpolate(
     run: TrainedModel, a: UInt8[np.ndarray, "n H W C"], b: UInt8[np.ndarray, "n H W C"], steps: int
 ) -> Float[np.ndarray, "n steps H W C"]:
-    """Along the line between the posterior means of all latents; its ends are the reconstructions."""
+    """Images along the line between the posterior means of all latents. Both ends are reconstructions."""
     ends = [latents(run, x) for x in (a, b)]
     frames = [
         render(run, jax.tree.map(lambda u, v, t=t: (1.0 - t) * u + t * v, *ends))
@@ -171,7 +223,7 @@ def interpolate(
 def crossover(
     run: TrainedModel, a: UInt8[np.ndarray, "R H W C"], b: UInt8[np.ndarray, "S H W C"]
 ) -> Float[np.ndarray, "R S H W C"]:
-    """Every a with every b: the first half of each latent is that of one, the second half that of the other."""
+    """Combine every a with every b: the first half of each latent is from a, the second half from b."""
 
     def mix(u: Float[np.ndarray, "R D"], v: Float[np.ndarray, "S D"]) -> Float[np.ndarray, "P D"]:
         half = u.shape[1] // 2
@@ -185,15 +237,16 @@ def crossover(
 def grid(
     run: TrainedModel, image: UInt8[np.ndarray, "H W C"], size: int = GRID
 ) -> Float[np.ndarray, "size size H W C"]:
-    """Around one image, along the two directions in which the exemplars near it vary most; its own code in the middle.
+    """A grid of images around one image, which is in the middle.
 
-    Latents below the top one stay as they are.
+    The top latent moves along the two directions in which the exemplars near the image vary most. Lower latents are
+    those of the image.
     """
     top, *lower = latents(run, image[None])
     near = np.argsort(np.sum(np.square(run.means - top), axis=1))[:NEIGHBOURS]
     _, lengths, directions = np.linalg.svd(run.means[near] - run.means[near].mean(0), full_matrices=False)
     axes = lengths[:2, None] / np.sqrt(len(near)) * directions[:2]  # one standard deviation long
-    down, right = np.pad(axes, ((0, 2 - len(axes)), (0, 0)))  # a latent of one dimension has no second direction
+    down, right = np.pad(axes, ((0, 2 - len(axes)), (0, 0)))  # with one latent dimension there is no second direction
     reach = np.linspace(-REACH, REACH, size, dtype=np.float32)
     offsets = reach[:, None, None] * down + reach[:, None] * right  # (size, size, D)
     cells = (top + offsets.reshape(size * size, -1), *(np.repeat(z, size * size, axis=0) for z in lower))
@@ -203,7 +256,7 @@ def grid(
 def iterate(
     key: Array, run: TrainedModel, start: Float[np.ndarray, "n H W C"], steps: int, **options: Any
 ) -> Float[np.ndarray, "n steps H W C"]:
-    """Chains in which each image is the exemplar of the next (supplement G)."""
+    """Chains in which each image is the exemplar of the next one (supplement G). `options` are those of `around`."""
     chain = [start]
     for key_step in jax.random.split(key, steps):
         chain.append(around(key_step, run, chain[-1], **options))
@@ -211,5 +264,5 @@ def iterate(
 
 
 def pick(key: Array, pool: Int[np.ndarray, " N"], count: int) -> Int[np.ndarray, " n"]:
-    """So many of the pool, at random and none twice."""
+    """Choose `count` different elements of the pool at random."""
     return pool[np.asarray(jax.random.permutation(key, len(pool)))[:count]]

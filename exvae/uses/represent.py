@@ -1,11 +1,11 @@
-"""What the latent means are good for: classification, pictures of the space, and which exemplars explain an image."""
+"""Uses of the latent means: classification, plots of the latent space, and the exemplars that explain an image."""
 
 from __future__ import annotations
 
 import functools
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,10 @@ from exvae.runs.folder import write_json
 from exvae.runs.trained import TrainedModel
 from exvae.uses import generate
 
-BATCH = 500  # images searched for at a time
-KS = (3, 5, 7, 9, 11, 13, 15)
-EXPLAINED = 8  # images in the figure of explanations, if the command does not name them
-GATHERED = 2**22  # latent means (times their dimensions) of neighbours in memory at a time
+BATCH = 500  # images per batch of a search
+KS = (3, 5, 7, 9, 11, 13, 15)  # numbers of neighbours to try
+EXPLAINED = 8  # images in the figure of explanations, unless config.represent.explain selects them
+GATHERED = 2**22  # values of neighbours' latent means in memory at a time
 
 
 @functools.partial(jax.jit, static_argnames="k")
@@ -39,7 +39,7 @@ def _nearest(queries: Float[Array, "B D"], table: Float[Array, "N D"], k: int) -
 
 @functools.partial(jax.jit, static_argnames="ks")
 def vote(labels: Int[Array, "B K"], ks: tuple[int, ...]) -> Int[Array, "k B"]:
-    """The most frequent of the first k labels, for every k; the smallest of those that are equally frequent."""
+    """For every k, the most frequent of the first k labels. Of several, it is the smallest."""
     same = labels[:, :, None] == labels[:, None, :]  # (B, K, K)
     winners = []
     for k in ks:
@@ -56,7 +56,7 @@ def knn_errors(
     labels: Int[np.ndarray, " n"],
     ks: tuple[int, ...] = KS,
 ) -> dict[int, float]:
-    """Fraction of queries that the majority of their k nearest known points gets wrong. Streamed over both."""
+    """For every k, the fraction of queries whose label is not that of the majority of their k nearest known points."""
     ks = tuple(k for k in ks if k <= len(known))
     if not ks:
         raise UserError(f"kNN classification needs at least {KS[0]} known images, not {len(known)}")
@@ -68,51 +68,52 @@ def knn_errors(
     return {k: float(count / len(queries)) for k, count in zip(ks, wrong, strict=True)}
 
 
-def classify(means: dict[str, np.ndarray], dataset: data.Dataset) -> dict:
-    """kNN errors: train against valid, which choose k, then train+valid against test, as in the paper's Table 4."""
+def classify(means: dict[str, np.ndarray], dataset: data.Dataset) -> dict[str, Any]:
+    """kNN errors as in Table 4 of the paper: k is chosen with train against valid, then train+valid against test."""
     labels = {name: part.labels for name, part in vars(dataset).items()}
     if any(part is None for part in labels.values()):
         raise UserError("kNN classification needs labels, and these images have none")
     valid = knn_errors(means["train"], labels["train"], means["valid"], labels["valid"])
-    both = [np.concatenate([parts["train"], parts["valid"]]) for parts in (means, labels)]
-    test = knn_errors(*both, means["test"], labels["test"])
-    best = min(valid, key=valid.get)
+    known, known_labels = (np.concatenate([parts["train"], parts["valid"]]) for parts in (means, labels))
+    test = knn_errors(known, known_labels, means["test"], labels["test"])
+    best = min(valid, key=lambda k: valid[k])
     return {"valid": valid, "test": test, "k": best, "error": test[best]}
 
 
 class Explanation(NamedTuple):
-    """The exemplars nearest to an image's code, and how much of p(z|X) comes from each."""
+    """The exemplars nearest to the code of each image, and the fraction of p(z|X) that comes from each."""
 
-    index: Int[np.ndarray, "n K"]
+    index: Int[np.ndarray, "n K"]  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     responsibility: Float[np.ndarray, "n K"]  # r(z|x_n) / sum_m r(z|x_m) at z = mu(x), over all exemplars m
 
 
 @functools.partial(jax.jit, static_argnames="k")
-def _explain(z: Float[Array, "B D"], means: Float[Array, "N D"], log_var: Float[Array, ""], k: int) -> Explanation:
+def _explain(z: Float[Array, "B D"], means: Float[Array, "N D"], log_var: Float[Array, ""], k: int) -> Any:
     index = _nearest(z, means, k)
     squares = jnp.sum(jnp.square(z[:, None] - means[index]), axis=-1)  # (B, K)
     constant = 0.5 * z.shape[1] * (LOG_2PI + log_var)
     log_sum = exemplar_log_prob(z, means, log_var, count=1.0)  # log sum_m r(z|x_m)
-    return Explanation(index, jnp.exp(-0.5 * squares * jnp.exp(-log_var) - constant - log_sum[:, None]))
+    return index, jnp.exp(-0.5 * squares * jnp.exp(-log_var) - constant - log_sum[:, None])
 
 
 def explain(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"], k: int) -> Explanation:
-    """The k exemplars with the largest responsibilities for each image, largest first."""
+    """The k exemplars with the largest responsibilities for each image, in decreasing order."""
     if not run.prior.USES_EXEMPLARS:
         raise UserError(f"the {run.config.prior.name} prior has no exemplars to explain an image with")
     if not 1 <= k <= len(run.exemplars):
         raise UserError(f"k={k} must lie in 1..{len(run.exemplars)} (the exemplars)")
     means = jnp.asarray(run.means)
     size = int(np.clip(GATHERED // (k * means.shape[1]), 1, BATCH))
-    z = encode(run.mesh, run.model, run.params, images).mean
-    return map_batches(lambda _, batch: _explain(batch, means, run.params["prior"]["log_var"], k), z, size)
+    z = np.asarray(encode(run.mesh, run.model, run.params, images).mean)
+    log_var = run.params["prior"]["log_var"]
+    return Explanation(*map_batches(lambda _, batch: _explain(batch, means, log_var, k), z, size))
 
 
 def memorisation(key: Array, run: TrainedModel, count: int) -> dict[str, Float[np.ndarray, " n"]]:
-    """Distances in pixel space to the nearest training image: of samples, and of images to compare them with.
+    """Distances in pixel space to the nearest training image, for samples and for three kinds of reference images.
 
-    A decoder's mean is smoother than a real image and so nearer to everything: samples compare with reconstructions.
-    Those of training images show what a model would draw that copies.
+    The mean of a decoder is smoother than a real image, and therefore closer to all images. So samples should be
+    compared with reconstructions. Reconstructions of training images show the distances of a model that copies.
     """
     key_samples, *keys = jax.random.split(key, 3)
     train, test = (
@@ -123,14 +124,14 @@ def memorisation(key: Array, run: TrainedModel, count: int) -> dict[str, Float[n
         "samples": generate.sample(key_samples, run, count).images,
         "held-out images, reconstructed": generate.reconstruct(run, test),
         "training images, reconstructed": generate.reconstruct(run, train),
-        "held-out images": to_unit(test),
+        "held-out images": np.asarray(to_unit(test)),
     }
     table = jnp.asarray(run.grey.train.images)
     return {name: nearest_distance(images, table) for name, images in pictures.items()}
 
 
 def main(run: TrainedModel, out: str = "") -> None:
-    """The task `represent`: kNN errors, t-SNE, active units, explanations, memorisation; latent means as npz."""
+    """The task `represent`: kNN errors, t-SNE, active units, explanations and memorisation; latent means as npz."""
     options = run.config.represent
     folder = run.workdir / "figures"
     num_test = len(run.grey.test)
@@ -140,9 +141,11 @@ def main(run: TrainedModel, out: str = "") -> None:
     if max(explained) >= num_test:
         raise UserError(f"config.represent.explain: there is no test image {max(explained)}, only 0..{num_test - 1}")
     parts = vars(run.grey)
-    means = {name: encode(run.mesh, run.model, run.params, part.images).mean for name, part in parts.items()}
-    binary = encode(run.mesh, run.model, run.params, run.dataset.test.images).mean  # as --task=evaluate counts them
-    results = {"active_units": active_units(binary), "latent_dim": run.model.latent_dim}
+    means = {
+        name: np.asarray(encode(run.mesh, run.model, run.params, part.images).mean) for name, part in parts.items()
+    }
+    binary = np.asarray(encode(run.mesh, run.model, run.params, run.dataset.test.images).mean)  # as in --task=evaluate
+    results: dict[str, Any] = {"active_units": active_units(binary), "latent_dim": run.model.latent_dim}
     print(f"active units {results['active_units']} of {results['latent_dim']}", flush=True)
 
     try:
@@ -168,13 +171,17 @@ def main(run: TrainedModel, out: str = "") -> None:
     outputs.save(out or str(run.workdir / "latents.npz"), {}, means | labels)
     if options.tsne_images:
         some = generate.pick(jax.random.key(run.config.seed), np.arange(num_test), options.tsne_images)
-        labels = run.grey.test.labels
-        save_tsne(means["test"][some], None if labels is None else labels[some], folder / "tsne.png")
+        classes = run.grey.test.labels
+        save_tsne(means["test"][some], None if classes is None else classes[some], folder / "tsne.png")
     print(f"figures  {folder}/*.png\nnumbers  {run.workdir}/represent.json")
 
 
-def save_explanations(run: TrainedModel, index: Int[np.ndarray, " n"], path: Path) -> list[dict]:
-    """Rows of a test image, its reconstruction and the exemplars that explain it, with their responsibilities."""
+def save_explanations(run: TrainedModel, index: Int[np.ndarray, " n"], path: Path) -> list[dict[str, Any]]:
+    """Write rows of a test image, its reconstruction and the exemplars that explain it with their responsibilities.
+
+    Returns:
+      The exemplars and responsibilities of each image, for represent.json.
+    """
     images = run.grey.test.images[index]
     found = explain(run, images, min(10, len(run.exemplars)))
     sources = to_unit(run.exemplars.images[found.index])  # (n, 10, H, W, C)
@@ -193,8 +200,8 @@ def save_explanations(run: TrainedModel, index: Int[np.ndarray, " n"], path: Pat
 
 
 def save_tsne(means: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"] | None, path: Path) -> None:
-    """The latent means in the plane, as scikit-learn's t-SNE lays them out by default."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin make it many times slower on busy cores
+    """Plot the latent means in two dimensions with scikit-learn's t-SNE and its default settings."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # active waiting would make it many times slower on busy cores
     from sklearn.manifold import TSNE
 
     if len(means) < 2:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import resource
+import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +15,12 @@ from exvae.data import splits, storage
 from exvae.data.sources import images
 from exvae.errors import UserError
 
-COUNT = 700  # more than two blocks
+BLOCK, COUNT = 90, 200  # more than two blocks
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(storage, "_BLOCK", BLOCK)
 
 
 @pytest.fixture
@@ -23,14 +29,20 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
     """Images in two classes, each with its number in its pixels."""
+    pictures = tmp_path_factory.mktemp("pictures")
     for i in range(COUNT):
-        path = tmp_path / "pictures" / "ab"[i % 2] / f"{i:03d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = pictures / "ab"[i % 2] / f"{i:03d}.png"
+        path.parent.mkdir(exist_ok=True)
         Image.fromarray(np.array([[i // 256, i % 256], [7, 9]], np.uint8)).save(path)
-    return tmp_path / "pictures"
+    return pictures
+
+
+@pytest.fixture
+def folder(drawn, tmp_path):
+    return shutil.copytree(drawn, tmp_path / "pictures")
 
 
 @pytest.fixture
@@ -140,7 +152,7 @@ def test_damaged_file_is_written_again(folder, cache, decoded, damage):
 
 def test_full_disk_is_one_line_and_leaves_nothing(folder, cache):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))
     try:
         with pytest.raises(UserError) as error:
             load(folder, 0)
@@ -199,7 +211,9 @@ def test_long_work_says_how_far_it_is(folder, cache, monkeypatch, capsys):
     monkeypatch.setattr(storage, "_PROGRESS_SECONDS", -1.0)
     load(folder, 1024)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"decoding {folder}  256 / {COUNT} images" and lines[-1].endswith(f"  {COUNT} / {COUNT} images")
+    assert lines[0] == f"decoding {folder}  {BLOCK} / {COUNT} images" and lines[-1].endswith(
+        f"  {COUNT} / {COUNT} images"
+    )
 
 
 def test_join_of_neighbours_copies_nothing(folder, cache):

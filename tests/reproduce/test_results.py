@@ -79,7 +79,7 @@ def test_readme_has_the_main_table_and_names_what_falls_short():
     assert "| MNIST | `vae` | exemplar | **-82.00 (1)** | -82.09 ± 0.18 | +0.09 |" in text
     assert results.with_summary(text, [good, bad]) == text
     assert "None of them is below" in results.with_summary(text, [good])
-    with pytest.raises(UserError, match="has lost its lines"):
+    with pytest.raises(UserError, match="the README has no lines"):
         results.with_summary("no marks", [good])
 
 
@@ -93,7 +93,7 @@ def test_results_command_without_out_writes_page_and_readme(tmp_path, monkeypatc
     (tmp_path / "README").write_text("no marks")
     (tmp_path / "PAGE").unlink()
     assert results.main([f"--results={tmp_path}"]) == 2
-    assert "has lost its lines" in capsys.readouterr().err and not (tmp_path / "PAGE").exists()
+    assert "the README has no lines" in capsys.readouterr().err and not (tmp_path / "PAGE").exists()
 
 
 def test_pages_that_the_command_writes_are_no_change_of_the_code():
@@ -107,7 +107,7 @@ def test_mean_over_runs_of_two_recipes_is_refused():
     old = make_cell()
     new = make_cell("mnist_vae_exemplar_seed1", seed=1)
     new.config["optim"]["weight_decay"] = 0.1
-    with pytest.raises(UserError, match="have other configs .optim.weight_decay: 0.1 here, 0.0 in the run.: run one"):
+    with pytest.raises(UserError, match="have different configs .optim.weight_decay: 0.1 here, 0.0 in the run.: run"):
         results.page([old, new])
 
 
@@ -145,7 +145,7 @@ def test_results_command_writes_the_page_and_refuses_a_broken_file(tmp_path, cap
     assert "broken.json is not the result of a cell" in capsys.readouterr().err
     before = (tmp_path / "page.md").read_text()
     assert results.main([f"--results={tmp_path / 'typo'}", f"--out={tmp_path / 'page.md'}"]) == 2
-    assert "typo is no folder" in capsys.readouterr().err and (tmp_path / "page.md").read_text() == before
+    assert "typo is not a folder" in capsys.readouterr().err and (tmp_path / "page.md").read_text() == before
     (tmp_path / "broken.json").unlink()
     assert results.main([f"--results={tmp_path}", f"--out={tmp_path / 'none' / 'page.md'}"]) == 2
     assert "No such file" in capsys.readouterr().err

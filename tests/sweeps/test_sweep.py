@@ -77,9 +77,9 @@ def table(folder: Path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def run_launch(capsys, *arguments: str) -> tuple[int, str, str]:
+def run_launch(capsys, *arguments: str, config: str = "experiments/quickstart.py") -> tuple[int, str, str]:
     """Exit code and output of `python launch.py ...`, in this process."""
-    argv = ["launch.py", "--config=experiments/quickstart.py", "--task=train", "--out=", *arguments]
+    argv = ["launch.py", f"--config={config}", "--task=train", "--out=", *arguments]
     with mock.patch.object(sys, "argv", argv):  # config_flags looks there for the fields that are set
         code = launch.main(argv)
     for name in [name for name in flags.FLAGS if name.startswith("config.")]:
@@ -133,7 +133,7 @@ def test_folder_names_are_safe_and_distinct(tmp_path):
         (["--sweep=sede=1"], "'sede' is not a config field; did you mean 'seed'?"),
         (["--sweep=optim.learning_rat=1"], "did you mean 'optim.learning_rate'?"),
         (["--sweep=optim=1"], "'optim' is not a config field"),
-        (["--sweep=seed=1;config.seed=2"], "seed stands there twice"),
+        (["--sweep=seed=1;config.seed=2"], "seed occurs twice"),
         (["--sweep=seed=1,2,1"], "seed=1 and seed=1 are the same"),
         (["--sweep=optim.learning_rate=1e-3,5e-4,0.001"], "are the same: give each value once"),
         (["--sweep=seed=0,x"], "--config.seed=x: invalid literal"),
@@ -167,7 +167,7 @@ def test_command_of_a_point_is_the_sweeps_without_its_own_flags(tmp_path):
         [*argv.split(), f"--flagfile={tmp_path}/flags"], ["augment.lambdas", "generate.label", "prior.leave_one_out"]
     )
     assert words == ["--config=x.py:prior=vamp", "--config.train.batch_size=7", "--config.train.epochs=5"]
-    point = sweep.Point({"seed": "0", "augment.lambdas": "(1, 0.4)"}, None, Path("w/p"))
+    point = sweep.Point({"seed": "0", "augment.lambdas": "(1, 0.4)"}, configs.get_config(), Path("w/p"))
     assert sweep.child_command(words, point) == [
         sys.executable, str(ROOT / "launch.py"), *words, "--config.seed=0", "--config.augment.lambdas=(1, 0.4)",
         "--workdir=w/p",
@@ -246,7 +246,7 @@ def test_failed_points_are_reported_and_the_others_run(tmp_path, children, capsy
 def test_launch_exits_with_1_if_a_point_failed(capsys, tmp_path, children):
     children({1: "fail"})
     code, out, err = run_launch(capsys, f"--workdir={tmp_path}", "--sweep=seed=0,1")
-    assert code == 1 and err == "error: 1 of 2 points failed; the same command tries them again\n"
+    assert code == 1 and err == "error: 1 of 2 points failed; run the same command again to retry them\n"
     assert out.endswith((tmp_path / "sweep.txt").read_text())
 
 
@@ -314,7 +314,7 @@ def test_points_see_the_devices_of_their_worker(tmp_path, children, monkeypatch)
 
 def test_second_sweep_in_a_folder_is_refused(tmp_path, children):
     children()
-    with sweep.lock(tmp_path, "--workdir", "sweep"), pytest.raises(UserError, match="another sweep is going on"):
+    with sweep.lock(tmp_path, "--workdir", "sweep"), pytest.raises(UserError, match="another sweep is running"):
         run(tmp_path, "seed=0")
     run(tmp_path, "seed=0")
     (tmp_path / "file").touch()
@@ -381,19 +381,36 @@ def test_ctrl_c_ends_launch_with_130(capsys, tmp_path, children, monkeypatch):
     assert not list(tmp_path.glob("seed=1/*"))
 
 
-def test_two_real_points(capsys, tmp_path, tiny_flags):
-    arguments = [*tiny_flags, "--config.train.epochs=1", "--config.prior.num_exemplars=0", f"--workdir={tmp_path}"]
-    arguments += ["--sweep=optim.learning_rate=1e-3,1e-5;seed=5", "--sweep_workers=2"]
-    code, out, err = run_launch(capsys, *arguments)
+def test_what_a_real_run_writes_is_read(trained):
+    config, folder = trained
+    point = sweep.Point({"seed": "0"}, config, folder)
+    results = json.loads((folder / "results.json").read_text())
+    (row,) = sweep.summary([point])
+    assert (row["status"], row["best_epoch"], row["seconds"]) == ("done", 1, results["seconds"])
+    assert (row["test_elbo"], row["test_log_likelihood"]) == tuple(
+        results["test"][name] for name in ("elbo", "log_likelihood")
+    )
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["valid_elbo"]] == [line["elbo"] for line in lines if line["split"] == "valid"]
+
+
+def test_fields_that_a_run_fills_in_are_the_same_config():
+    command = configs.get_config()
+    filled = configs.resolve(command, 320)
+    assert filled.prior.num_exemplars == 160 and filled.to_dict() != command.to_dict()
+    assert sweep.same_config(command.to_dict(), filled.to_dict())
+
+
+def test_a_real_point(capsys, tmp_path):
+    """The least that launch.py does in a process of its own: a Parzen window."""
+    arguments = ["--config.data.name=glyphs", "--config.data.num_images=100", "--config.eval.num_images=3"]
+    arguments += [f"--workdir={tmp_path}", "--sweep=model.likelihood=gaussian"]
+    code, out, err = run_launch(capsys, *arguments, config="experiments/mnist_parzen.py")
     assert code == 0, out + err
-    rows = table(tmp_path)
-    assert [row["optim.learning_rate"] for row in rows] == ["1e-3", "1e-5"]  # one epoch of it learns nothing
-    for row in rows:
-        assert row["folder"] == f"{tmp_path}/optim.learning_rate={row['optim.learning_rate']},seed=5"
-        results = json.loads((Path(row["folder"]) / "results.json").read_text())
-        config, test = results["config"], results["test"]
-        assert config["optim"]["learning_rate"] == float(row["optim.learning_rate"]) and config["seed"] == 5
-        assert config["prior"]["num_exemplars"] == 160  # half of the training set, but 0 in the command
-        assert float(row["test_log_likelihood"]) == test["log_likelihood"] and float(row["test_elbo"]) == test["elbo"]
-    code, out, _ = run_launch(capsys, *arguments)
-    assert code == 0 and "points: 2, finished before: 2" in out
+    (row,) = table(tmp_path)
+    assert (row["status"], row["folder"]) == ("done", f"{tmp_path}/model.likelihood=gaussian")
+    results = json.loads((Path(row["folder"]) / "results.json").read_text())
+    assert results["config"]["model"]["likelihood"] == "gaussian" and results["config"]["data"]["num_images"] == 100
+    assert float(row["test_log_likelihood"]) == results["test"]["log_likelihood"]
+    code, out, _ = run_launch(capsys, *arguments, config="experiments/mnist_parzen.py")
+    assert code == 0 and "points: 1, finished before: 1" in out

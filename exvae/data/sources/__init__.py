@@ -1,1 +1,1 @@
-"""Where images come from: one file for each format or place. `exvae/data/registry.py` gives them their names."""
+"""Data sources: one module for each file format or place. `exvae/data/registry.py` has the named data sets."""

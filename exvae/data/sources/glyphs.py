@@ -1,9 +1,9 @@
-"""`glyphs`: a seeded generator of handwritten-looking characters, as many as wanted.
+"""`glyphs`: a seeded generator of any number of characters that look handwritten.
 
-It mimics how Omniglot came about. An alphabet has a style; a character of it is one to four strokes that meet in
-junctions; a drawer has a hand (slant, size, pen, tremor); an image is a fresh rendition of one character by one drawer.
-A stroke is the path of a turtle: a few segments, each straight or bent, with or without a corner in front. Everything
-is computed for many characters or images at once.
+It imitates the structure of Omniglot. An alphabet has a style. A character of it has one to four strokes that meet in
+junctions. A drawer has a hand (slant, size, pen, tremor). An image shows one character, drawn once by one drawer. A
+stroke is the path of a turtle: a few segments, each straight or bent, with or without a corner before it. Everything is
+computed for many characters or images at once.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ NUM_CHARACTERS = NUM_ALPHABETS * CHARACTERS_PER_ALPHABET
 NUM_DRAWERS = 1000
 MAX_STROKES = 4
 
-_SEGMENTS = 5  # longest turtle path
-_FINE = 64  # points that trace one stroke while a character is designed
-_POINTS = 128  # points that trace a finished character: at most 0.7 pixels apart
-_CANDIDATES = 8  # strokes tried for a place in a character, the least cluttered stays
-_GAP = 0.17  # strokes closer than this run together on paper
-_BLOCK = 2048  # images that share a random stream; about 50 MiB at work per thread
+_SEGMENTS = 5  # largest number of segments in a stroke
+_FINE = 64  # points along a stroke while a character is designed
+_POINTS = 128  # points along a finished character, at most 0.7 pixels apart
+_CANDIDATES = 8  # strokes tried for each place in a character; the least cluttered one is used
+_GAP = 0.17  # strokes closer than this merge in the image
+_BLOCK = 2048  # images that share a random stream; a thread needs about 50 MiB for them
 _ALPHABETS, _DRAWERS, _CHARACTERS, _IMAGES = range(4)  # random streams
 
 
 class _Characters(NamedTuple):
-    """Every character as points evenly spaced along its strokes, in a box of about 1 x 1 around the origin, y down."""
+    """All characters: evenly spaced points along the strokes, in a box of about 1 x 1 around the origin, y down."""
 
     points: np.ndarray  # (C, T, 2)
-    stroke: np.ndarray  # (C, T) int, which stroke a point lies on
+    stroke: np.ndarray  # (C, T) int, index of the stroke that a point lies on
     position: np.ndarray  # (C, T) arc length from the stroke's start
     pivots: np.ndarray  # (C, MAX_STROKES, 2) the junction of each stroke with the earlier ones
-    length: np.ndarray  # (C,) of all strokes
+    length: np.ndarray  # (C,) total length of all strokes
 
 
 def generate(num_images: int, seed: int) -> Split:
-    """Draws `num_images` images of 28 x 28 x 1; labels are character ids, `label // 32` is the alphabet.
+    """Draw `num_images` images of 28 x 28 x 1. Labels number the characters; `label // 32` is the alphabet.
 
-    The same arguments give the same images, and a smaller set is the beginning of a larger one with the same seed.
+    The same arguments give the same images. With the same seed, a smaller set is the beginning of a larger one.
     """
     if num_images < 1:
         raise UserError(f"number of glyphs {num_images} must be 1 or more")
@@ -67,30 +67,30 @@ def generate(num_images: int, seed: int) -> Split:
     return Split(images, labels)
 
 
-# Design of the characters.
+# The design of characters.
 
 
 def _styles(seed: int) -> dict[str, np.ndarray]:
-    """One row per alphabet: what its strokes are made of."""
+    """The style of each alphabet: how its strokes are built. One row per alphabet."""
     rng = np.random.default_rng((seed, _ALPHABETS))
     a = NUM_ALPHABETS
-    round_ = rng.beta(0.7, 0.7, a)  # 0 runes, 1 round hand: most alphabets lean to one side
+    round_ = rng.beta(0.7, 0.7, a)  # 0: runes, 1: round letters; most alphabets are near one of the two
     return {
-        "arc": 0.08 + 0.8 * round_,  # chance that a segment is bent
-        "corner": 0.85 - 0.6 * round_,  # chance of a corner in front of a segment
-        "loop": rng.uniform(0.0, 0.35, a) * round_,  # chance that a bent segment closes a loop
+        "arc": 0.08 + 0.8 * round_,  # probability that a segment is bent
+        "corner": 0.85 - 0.6 * round_,  # probability of a corner before a segment
+        "loop": rng.uniform(0.0, 0.35, a) * round_,  # probability that a bent segment closes a loop
         "segments": rng.uniform(1.6, 3.4, a),
         "strokes": rng.uniform(1.4, 3.2, a),
         "radius": rng.uniform(0.2, 0.34, a),
         "dot": rng.uniform(0.0, 0.35, a) ** 2,
-        "bar": np.where(rng.random(a) < 0.2, 0.5, 0.04),  # a straight level stroke on top, as in Devanagari
+        "bar": np.where(rng.random(a) < 0.2, 0.5, 0.04),  # probability of a horizontal stroke on top, as in Devanagari
         "diagonal": rng.uniform(0.0, 0.6, a),
     }
 
 
 @functools.lru_cache(maxsize=4)
 def _characters(seed: int) -> _Characters:
-    """Designs every character stroke by stroke, all characters at once."""
+    """Design all characters, stroke by stroke."""
     rng = np.random.default_rng((seed, _CHARACTERS))
     style = {name: np.repeat(value, CHARACTERS_PER_ALPHABET) for name, value in _styles(seed).items()}
     c = NUM_CHARACTERS
@@ -107,12 +107,12 @@ def _characters(seed: int) -> _Characters:
         used = s < num_strokes
         paths[:, s], pivots[:, s] = path[rows, best], pivot[rows, best]
         lengths[:, s] = np.where(used, length[rows, best], 0.0)
-        paths[~used, s] = paths[~used, 0]  # so that unused strokes count neither for the box nor for junctions
+        paths[~used, s] = paths[~used, 0]  # an unused stroke must not affect the box or the junctions
     return _resample(*_fit(paths, lengths, pivots))
 
 
 def _strokes(rng: np.random.Generator, style: dict[str, np.ndarray], first: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Candidates for one stroke of every character: paths (C, K, F, 2) from the origin and lengths (C, K)."""
+    """Candidates for one stroke of every character: paths (C, K, F, 2) from the origin, and lengths (C, K)."""
     shape = (NUM_CHARACTERS, _CANDIDATES, _SEGMENTS)
     per = {name: value[:, None, None] for name, value in style.items()}
     mean_segments = per["segments"] * (1.0 if first else 0.6)  # later strokes are simpler, as in real scripts
@@ -126,22 +126,30 @@ def _strokes(rng: np.random.Generator, style: dict[str, np.ndarray], first: bool
     straight = rng.choice([0.35, 0.55, 0.9], shape) * rng.uniform(0.9, 1.1, shape)
     length = np.where(bent, radius * np.abs(turn), straight)
     corner = np.deg2rad(rng.choice([45, 60, 90, 90, 90, 90, 120], shape) * rng.choice([-1, 1], shape))
-    # Two straight segments always meet in a corner, otherwise they would be one.
+    # Two straight segments always meet in a corner; otherwise they would be one segment.
     two_straight = ~bent & np.concatenate([np.zeros_like(bent[..., :1]), ~bent[..., :-1]], axis=-1)
     corner *= two_straight | (rng.random(shape) < per["corner"])
-    heading = rng.choice([90, 90, 90, 0, 0, 180], shape[:2])  # pens go down or across
+    heading = rng.choice([90, 90, 90, 0, 0, 180], shape[:2])  # strokes mostly start downwards or sideways
     heading = heading + np.where(
         rng.random(shape[:2]) < style["diagonal"][:, None], rng.choice([-45, 45, 30], shape[:2]), 0
     )
     corner[..., 0] = np.deg2rad(heading + rng.normal(0, 5, shape[:2]))
     used = np.arange(_SEGMENTS) < count
     if not first:
-        _make_dots_and_bars(rng, style, used, turn, length, corner)
+        _make_dots_and_bars(rng, style, used=used, turn=turn, length=length, corner=corner)
     return _turtle(np.where(used, length, 0.0), turn * used, corner * used)
 
 
-def _make_dots_and_bars(rng, style, used, turn, length, corner) -> None:
-    """Turns some characters' candidates, in place, into a dot (a tiny circle) or a level bar."""
+def _make_dots_and_bars(
+    rng: np.random.Generator,
+    style: dict[str, np.ndarray],
+    *,
+    used: np.ndarray,
+    turn: np.ndarray,
+    length: np.ndarray,
+    corner: np.ndarray,
+) -> None:
+    """Change the candidates of some characters, in place, into a dot (a tiny circle) or a horizontal bar."""
     kind = rng.random(NUM_CHARACTERS)
     dot = kind < style["dot"]
     bar = ~dot & (kind < style["dot"] + style["bar"])
@@ -151,7 +159,7 @@ def _make_dots_and_bars(rng, style, used, turn, length, corner) -> None:
 
 
 def _turtle(length: np.ndarray, turn: np.ndarray, corner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Walks the segments (..., G): heading(s) = sum_g corner_g [s >= start_g] + turn_g * (part of segment g walked)."""
+    """Walk the segments (..., G): heading(s) = sum_g corner_g [s >= start_g] + turn_g * (part of segment g walked)."""
     total = length.sum(-1)
     start = np.cumsum(length, -1) - length
     s = (np.arange(_FINE) + 0.5) / _FINE * total[..., None]  # (..., F)
@@ -165,7 +173,7 @@ def _turtle(length: np.ndarray, turn: np.ndarray, corner: np.ndarray) -> tuple[n
 
 
 def _junctions(rng: np.random.Generator, earlier: np.ndarray) -> np.ndarray:
-    """A place (C, K, 2) on an earlier stroke, mostly its start, end or middle; sometimes a little off it."""
+    """A place (C, K, 2) on an earlier stroke: mostly its start, end or middle, sometimes a little beside it."""
     c, k = NUM_CHARACTERS, _CANDIDATES
     which = rng.integers(earlier.shape[1], size=(c, k))
     where = rng.choice([0, 0, _FINE // 4, _FINE // 2, _FINE // 2, 3 * _FINE // 4, _FINE - 1, _FINE - 1], (c, k))
@@ -175,14 +183,14 @@ def _junctions(rng: np.random.Generator, earlier: np.ndarray) -> np.ndarray:
 
 
 def _anchors(rng: np.random.Generator, path: np.ndarray) -> np.ndarray:
-    """The point (C, K, 2) of a new stroke that goes onto the junction: start, middle (it crosses) or end."""
+    """The point (C, K, 2) of a new stroke that is placed on the junction: start, middle (a crossing) or end."""
     c, k = path.shape[:2]
     index = rng.choice([0, _FINE // 2, _FINE // 3, _FINE - 1], (c, k), p=[0.6, 0.2, 0.1, 0.1])
     return path[np.arange(c)[:, None], np.arange(k), index]
 
 
 def _clutter(path: np.ndarray, length: np.ndarray, earlier: np.ndarray) -> np.ndarray:
-    """How badly a candidate (C, K, F, 2) sits: runs into itself or earlier strokes, or is too large."""
+    """How bad a candidate (C, K, F, 2) is: it runs into itself or into earlier strokes, or is too large."""
     own = path[:, :, 2::4].astype(np.float32)  # (C, K, P, 2)
     others = earlier[:, None, :, 2::4].reshape(len(path), 1, -1, 2).astype(np.float32)
     step = length / own.shape[2]
@@ -195,7 +203,7 @@ def _clutter(path: np.ndarray, length: np.ndarray, earlier: np.ndarray) -> np.nd
     low, high = own.min(2), own.max(2)
     if others.size:
         low, high = np.minimum(low, others.min(2)), np.maximum(high, others.max(2))
-    # A junction or a closed loop is no clutter: the first candidate that has no more than that is taken as it is.
+    # A junction or a closed loop is allowed: the first candidate without any other overlap has the lowest score.
     overlap = np.maximum(touching.sum(-1) * step / _GAP - 3.0, 0.0)
     return overlap + 4 * np.maximum((high - low).max(-1) - 1.2, 0.0)
 
@@ -205,7 +213,7 @@ def _near(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _fit(paths: np.ndarray, lengths: np.ndarray, pivots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Moves every character into the middle and scales it towards a box of 1 x 1, small ones not quite as much."""
+    """Centre every character and scale it towards a box of 1 x 1; small ones remain a little smaller."""
     low, high = paths.min((1, 2)), paths.max((1, 2))
     centre = ((low + high) / 2)[:, None]
     scale = np.clip(1.0 / (high - low).max(-1), 0.4, 1.8) ** 0.9
@@ -217,7 +225,7 @@ def _fit(paths: np.ndarray, lengths: np.ndarray, pivots: np.ndarray) -> tuple[np
 
 
 def _resample(paths: np.ndarray, lengths: np.ndarray, pivots: np.ndarray) -> _Characters:
-    """Shares the points of a character among its strokes by their length."""
+    """Distribute the points of a character over its strokes in proportion to their lengths."""
     ends = np.cumsum(lengths, 1)
     total = ends[:, -1]
     s = (np.arange(_POINTS) + 0.5) / _POINTS * total[:, None]  # (C, T)
@@ -233,21 +241,21 @@ def _resample(paths: np.ndarray, lengths: np.ndarray, pivots: np.ndarray) -> _Ch
     return _Characters(points, stroke, position, pivots, total)
 
 
-# Renditions.
+# The drawing of images.
 
 
 @functools.lru_cache(maxsize=4)
 def _hands(seed: int) -> dict[str, np.ndarray]:
-    """One row per drawer: how a hand differs from the others in everything it draws."""
+    """The handwriting of each drawer, in everything that this drawer draws. One row per drawer."""
     rng = np.random.default_rng((seed, _DRAWERS))
     d = NUM_DRAWERS
     hands = {
         "slant": rng.normal(-0.04, 0.12, d),
         "scale": 16.0 * np.exp(rng.normal(0.0, 0.17, d)),  # pixels
         "stretch": np.exp(rng.normal(0.0, 0.09, d)),  # width over height
-        "care": np.exp(rng.normal(0.0, 0.35, d)),  # how far a rendition strays from the character
+        "care": np.exp(rng.normal(0.0, 0.35, d)),  # how much a drawing differs from the design
         "tremor": 0.012 * np.exp(rng.normal(0.0, 0.5, d)),
-        "pen": rng.uniform(0.13, 0.19, d),  # share of the ink that goes to each side
+        "pen": rng.uniform(0.13, 0.19, d),  # fraction of the ink that spreads to each side
         "ink": rng.uniform(3.0, 3.8, d),
     }
     return {name: value.astype(np.float32) for name, value in hands.items()}
@@ -256,35 +264,35 @@ def _hands(seed: int) -> dict[str, np.ndarray]:
 def _draw_block(
     rng: np.random.Generator, characters: _Characters, hands: dict[str, np.ndarray], count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The first `count` images of a block; its random numbers do not depend on `count`."""
+    """The first `count` images of a block. The random numbers do not depend on `count`."""
     labels = rng.integers(NUM_CHARACTERS, size=_BLOCK)
     drawers = rng.integers(NUM_DRAWERS, size=_BLOCK)
     normal = rng.standard_normal((_BLOCK, 20 + 12 * MAX_STROKES), np.float32)[:count]
     labels, drawers = labels[:count], drawers[:count]
     hand = {name: value[drawers] for name, value in hands.items()}
     x, y = _write(normal, characters, labels, hand)
-    ink = characters.length[labels] * hand["scale"] / _POINTS  # pixels of line that one point stands for
+    ink = characters.length[labels] * hand["scale"] / _POINTS  # length of line, in pixels, that one point stands for
     return _render(x, y, ink, hand["pen"], hand["ink"]), labels.astype(np.int32)
 
 
 def _write(
     normal: np.ndarray, characters: _Characters, labels: np.ndarray, hand: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the pen goes, in pixels: x and y of (count, T), from the image's own standard normal numbers."""
+    """The path of the pen in pixels: x and y of (count, T), from the standard normal numbers of each image."""
     care = hand["care"][:, None]
     x, y = characters.points[labels, :, 0], characters.points[labels, :, 1]
     stroke, position = characters.stroke[labels], characters.position[labels]
     rows = np.arange(len(labels))[:, None]
     whole, strokes = normal[:, :20], normal[:, 20:].reshape(len(labels), 12, MAX_STROKES)
 
-    # Each stroke turns, grows and moves a little about its junction, so junctions nearly meet, as by hand.
+    # Each stroke rotates, scales and moves a little around its junction: strokes nearly meet, as by hand.
     pivot_x, pivot_y = characters.pivots[labels, :, 0][rows, stroke], characters.pivots[labels, :, 1][rows, stroke]
     matrix = [(0.06 * care * strokes[:, i])[rows, stroke] for i in range(4)]
     shift = [(0.015 * care * strokes[:, i])[rows, stroke] for i in (4, 5)]
     dx, dy = x - pivot_x, y - pivot_y
     x, y = x + matrix[0] * dx + matrix[1] * dy + shift[0], y + matrix[2] * dx + matrix[3] * dy + shift[1]
 
-    # The whole character bends smoothly: what met still meets.
+    # The whole character is deformed smoothly: strokes that met still meet.
     bend = [0.11 * care * whole[:, i, None] for i in range(8)]
     xx, xy, yy = x * x, x * y, y * y
     x, y = (
@@ -308,7 +316,7 @@ def _write(
 
 
 def _on_paper(pixels: np.ndarray, normal: np.ndarray) -> np.ndarray:
-    """Puts one coordinate (count, T) about the middle of the paper; what would run over the edge is moved or shrunk."""
+    """Place one coordinate (count, T) near the middle of the image, moved or shrunk if it would cross the edge."""
     low, high = pixels.min(1), pixels.max(1)
     shrink = np.minimum(1.0, (SIZE - 4) / (high - low))
     margin = ((SIZE - 3) - shrink * (high - low)) / 2
@@ -329,19 +337,18 @@ def _render(x: np.ndarray, y: np.ndarray, ink: np.ndarray, pen: np.ndarray, cont
         (SIZE, low_ink * (1 - right_part)),
         (SIZE + 1, low_ink * right_part),
     )
-    image = np.zeros(count * SIZE**2, np.float32)
+    flat = np.zeros(count * SIZE**2, np.float32)
     for offset, share in corners:
-        image += np.bincount((pixel + offset).ravel(), share.ravel(), count * SIZE**2)
-    image = image.reshape(count, SIZE, SIZE)
+        flat += np.bincount((pixel + offset).ravel(), share.ravel(), count * SIZE**2)
     side = pen[:, None, None]
-    image = _spread(image, side)
+    image = _spread(flat.reshape(count, SIZE, SIZE), side)
     image = _spread(image.swapaxes(1, 2), side).swapaxes(1, 2)
     grey = np.tanh(np.maximum(contrast[:, None, None] * image - 0.3, 0.0))
     return np.minimum(260 * grey, 255).astype(np.uint8)
 
 
 def _spread(image: np.ndarray, side: np.ndarray) -> np.ndarray:
-    """Blurs rows with (side, 1 - 2 side, side)."""
+    """Blur rows with the kernel (side, 1 - 2 side, side)."""
     out = (1 - 2 * side) * image
     out[:, 1:] += side * image[:, :-1]
     out[:, :-1] += side * image[:, 1:]

@@ -22,25 +22,30 @@ _FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0
 
 
 def read(folder: Path, name: str) -> dict[str, Split]:
-    """Reads the four standard files of `folder`; NotHere if it has none, UserError if they are not set `name`."""
+    """Read the four standard files in `folder`.
+
+    Raises:
+      NotHere: the folder has none of them.
+      UserError: some are missing or damaged, or belong to another data set than `name`.
+    """
     stems = [stem for pair in FILES.values() for stem in pair]
-    found = {stem: _find(folder, stem) for stem in stems}
-    if not any(found.values()):
+    found = {stem: path for stem in stems if (path := _find(folder, stem)) is not None}
+    if not found:
         raise NotHere(f"no {stems[0]}[.gz] in {folder}")
-    missing = [stem for stem, path in found.items() if path is None]
+    missing = [stem for stem in stems if stem not in found]
     if missing:
         raise UserError(f"{folder} holds some of the four IDX files but not {', '.join(missing)} (plain or .gz)")
     parts = {}
     for part, (images, labels) in FILES.items():
         n = COUNTS[part]
         y = read_array(found[labels], (n,))
-        _check_identity(part, y, found[labels], name)  # before the large file is unpacked
+        _check_identity(part, y, found[labels], name)  # before reading the large file
         parts[part] = Split(read_array(found[images], (n, SIDE, SIDE))[..., None], y.astype(np.int32))
     return parts
 
 
 def read_array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads one IDX file of bytes, which must hold exactly an array of `shape`."""
+    """Read one IDX file of bytes, which must hold exactly an array of `shape`."""
     data = _read_bytes(path)
     header = 4 + 4 * len(shape)
     expected = header + math.prod(shape)
@@ -66,7 +71,7 @@ def _read_bytes(path: Path) -> bytes:
         return raw
     try:
         return gzip.decompress(raw)
-    except EOFError:  # truncated: what there is, so that the caller can name both sizes
+    except EOFError:  # truncated: return what there is, and the caller compares the sizes
         return zlib.decompressobj(wbits=31).decompress(raw)
     except (OSError, zlib.error) as error:
         raise UserError(f"{path}: broken gzip file: {error}") from error
@@ -80,7 +85,7 @@ def _find(folder: Path, stem: str) -> Path | None:
 
 
 def _check_identity(part: str, labels: np.ndarray, path: Path, name: str) -> None:
-    """MNIST and Fashion-MNIST share file names and sizes: the first labels tell one from the other."""
+    """Tell MNIST from Fashion-MNIST by the first labels: file names and sizes are the same."""
     start = labels[:10].tolist()
     for other, first in _FIRST_LABELS.items():
         if part == "train" and start == first and other != name:

