@@ -44,7 +44,7 @@ def make_evaluator(config: ConfigDict, model: nn.Module, mesh: Mesh) -> Evaluato
 
     @jax.jit
     @exactly
-    def components(params: dict, means: Float[Array, "R D"] | None, count: Int[Array, ""]) -> Any:
+    def components(params: dict, means: Float[Array, "R D"] | None, count: int | Int[Array, ""]) -> Any:
         return prior.components(params["prior"], encoder(model, params), means, count)
 
     @jax.jit
@@ -68,6 +68,6 @@ def mean_elbo(
     return {name: float(np.mean(value, dtype=np.float64)) for name, value in whole._asdict().items()}
 
 
-def active_units(means: Float[Array, "n D"]) -> int:
+def active_units(means: Float[Array, "n D"] | Float[np.ndarray, "n D"]) -> int:
     """The number of latent dimensions whose posterior mean varies over the images."""
     return int(np.sum(np.var(np.asarray(means, np.float64), axis=0) > ACTIVE_VARIANCE))

@@ -80,7 +80,7 @@ def transition(params: dict, q: Normal) -> Normal:
 
 
 def sample(
-    key: Array, components: Components, shape: tuple[int, int], temperature: Float[Array, ""] | float
+    key: Array, components: Components, shape: tuple[int, int], temperature: float | Float[Array, ""]
 ) -> Float[Array, "n D"]:
     """Draw an exemplar x_n uniformly for each code, then the code from r(z|x_n).
 

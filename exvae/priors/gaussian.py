@@ -55,7 +55,7 @@ def transition(params: dict, q: Normal) -> Normal:
 
 
 def sample(
-    key: Array, components: None, shape: tuple[int, int], temperature: Float[Array, ""] | float
+    key: Array, components: None, shape: tuple[int, int], temperature: float | Float[Array, ""]
 ) -> Float[Array, "n D"]:
     """Draw codes from N(0, temperature^2 I)."""
     del components

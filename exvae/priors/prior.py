@@ -70,7 +70,7 @@ class Prior(Protocol):
         ...
 
     def sample(
-        self, key: Array, components: Any, shape: tuple[int, int], temperature: Float[Array, ""] | float
+        self, key: Array, components: Any, shape: tuple[int, int], temperature: float | Float[Array, ""]
     ) -> Float[Array, "n D"]:
         """Draw codes from p(z). `temperature` scales the standard deviation of each component."""
         ...

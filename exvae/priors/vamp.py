@@ -73,7 +73,7 @@ def transition(params: dict, q: Normal) -> Normal:
 
 
 def sample(
-    key: Array, components: Normal, shape: tuple[int, int], temperature: Float[Array, ""] | float
+    key: Array, components: Normal, shape: tuple[int, int], temperature: float | Float[Array, ""]
 ) -> Float[Array, "n D"]:
     """Draw a component uniformly for each code, then the code."""
     key_pick, key_z = jax.random.split(key)
