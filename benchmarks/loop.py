@@ -7,8 +7,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from exvae import models
+from exvae.algorithm import Batch
 from exvae.data.store import Store
-from exvae.objectives import Batch
 from exvae.scale import sharding
 from exvae.state import init_state
 from exvae.training import feed, optim, step

@@ -16,6 +16,7 @@ from exvae import data as datasets
 from exvae.errors import UserError
 from exvae.models import ARCHITECTURES, LIKELIHOODS
 from exvae.priors import PRIORS
+from exvae.retrieval.index import INDEXES
 
 PARZEN = "parzen"  # the architecture name of the baseline in pixel space (`exvae/evaluation/pixels.py`)
 TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups that only tasks after training read
@@ -148,12 +149,12 @@ def _one_of(field: str, value: str, allowed: list[str] | tuple[str, ...]) -> Non
         raise UserError(f"config.{field}={value!r} must be one of {names}{nearest_name(value, allowed)}")
 
 
-def _at_least(field: str, value: int | float, low: int | float) -> None:
+def _at_least(field: str, value: float, low: float) -> None:
     if not value >= low:
         raise UserError(f"config.{field}={value} must be at least {low}")
 
 
-def _numbers(field: str, values: tuple[Any, ...], kind: type, low: int, high: int | float = float("inf")) -> None:
+def _numbers(field: str, values: tuple[Any, ...], kind: type, low: float, high: float = float("inf")) -> None:
     """Check a list such as --config.generate.index=3,5."""
     allowed = (int,) if kind is int else (int, float)
     if not all(isinstance(value, allowed) and low <= value <= high for value in values):
@@ -174,7 +175,7 @@ def validate(config: ConfigDict) -> None:
     likelihoods = ("bernoulli", "gaussian") if config.model.architecture == PARZEN else tuple(LIKELIHOODS)
     _one_of("model.likelihood", config.model.likelihood, likelihoods)
     _one_of("prior.name", config.prior.name, tuple(PRIORS))
-    _one_of("retrieval.search", config.retrieval.search, ("none", "exact", "scann"))
+    _one_of("retrieval.search", config.retrieval.search, ("none", "exact", *INDEXES))
     _one_of("retrieval.scored", config.retrieval.scored, ("union", "own"))
     _one_of("optim.schedule", config.optim.schedule, ("constant", "cosine"))
     _one_of("optim.estimator", config.optim.estimator, ("plain", "stl"))

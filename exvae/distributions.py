@@ -1,4 +1,4 @@
-"""Log densities and sampling. Sums run over the event axes, so a batch of images gives one number per image."""
+"""Log densities and sampling. A log density sums over all axes but the first: one number for each image."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Float, UInt8
+
+from exvae.arrays import Array
 
 LOG_2PI = math.log(2.0 * math.pi)
-HALVINGS = 4  # of a row of pixels in `log_bernoulli`
-LEVELS = 256  # of a pixel
-LOG_SCALE_RANGE = (-10.0, 10.0)  # of a logistic: from one level surely to the two end levels only
+HALVINGS = 4  # how often `log_bernoulli` halves a row of pixels
+LEVELS = 256  # values of a pixel
+# Range of a logistic's log-scale. At the low end all mass is in one level, at the high end in the two outer levels.
+LOG_SCALE_RANGE = (-10.0, 10.0)
 
 
 class Normal(NamedTuple):
@@ -28,7 +31,8 @@ def sample_normal(
     """Draw z = mean + temperature * exp(log_var / 2) * eps, eps ~ N(0, I), differentiable in mean and log_var.
 
     Args:
-      paired: rows 2i and 2i + 1 have opposite eps. Where both are drawn for one image, what is linear in eps cancels.
+      paired: rows 2i and 2i + 1 get opposite eps. If both rows belong to one image, terms linear in eps cancel in
+        their mean.
     """
     rows, dim = q.mean.shape
     eps = jax.random.normal(key, (rows // 2 if paired else rows, dim), q.mean.dtype)
@@ -43,13 +47,13 @@ def log_normal(z: Float[Array, "B D"], p: Normal) -> Float[Array, " B"]:
 
 
 def log_posterior(z: Float[Array, "B D"], q: Normal, *, stl: bool = False) -> Float[Array, " B"]:
-    """log q(z), where z was drawn from q.
+    """log q(z) of a sample z ~ q.
 
     Args:
-      stl: sticking the landing (Roeder et al., 2017). The gradient passes through z, not through the parameters of q.
-        What it leaves out, the score of q at its own sample, has a mean of zero: the estimate of the ELBO's gradient
-        stays unbiased, and where q is the exact posterior it has no variance left. For the top latent only: the
-        parameters of a lower one's q follow from the sample above it, which keeps its gradient.
+      stl: sticking the landing (Roeder et al., 2017). The gradient flows through z but not through the parameters of
+        q. The omitted term is the score of q at its own sample. Its mean is zero, so the gradient of the ELBO stays
+        unbiased, and its variance vanishes when q is the exact posterior. Use this for the top latent only. The
+        parameters of a lower latent's posterior depend on the sample above it, and that gradient must be kept.
     """
     return log_normal(z, jax.lax.stop_gradient(q) if stl else q)
 
@@ -58,13 +62,15 @@ def log_posterior(z: Float[Array, "B D"], q: Normal, *, stl: bool = False) -> Fl
 def log_bernoulli(x: Float[Array, "B ..."], logits: Float[Array, "B ..."]) -> Float[Array, " B"]:
     """log Bernoulli(x | sigmoid(logits)) = sum [x * logits - log(1 + exp(logits))], stable for any logit.
 
-    log(1 + exp(l)) = max(l, 0) + log(1 + e) with e = exp(-|l|). Logarithms take longer than the decoder's products, so
-    that one is taken of the product of 2^HALVINGS factors 1 + e, each at most 2. What is carried along is the product
-    less one, (1 + a)(1 + b) - 1 = a + b + ab: a small e would vanish in 1 + e.
+    The second term is log(1 + exp(l)) = max(l, 0) + log(1 + e) with e = exp(-|l|). Logarithms are slower than the
+    decoder's matrix products, so one logarithm is taken of a product of 2^HALVINGS factors 1 + e. Each factor is at
+    most 2. The code tracks the product minus one, (1 + a)(1 + b) - 1 = a + b + ab, because adding a small e to 1 would
+    round it away.
     """
+    # Differs from the authors' code: probabilities are not clipped to [1e-5, 1 - 1e-5]. Logits need no clipping.
     x, logits = (a.reshape(a.shape[0], -1) for a in (x, logits))
     rest = jnp.exp(-jnp.abs(logits))
-    rest = jnp.pad(rest, ((0, 0), (0, -rest.shape[1] % 2**HALVINGS)))  # factors of one
+    rest = jnp.pad(rest, ((0, 0), (0, -rest.shape[1] % 2**HALVINGS)))  # factors 1 + 0
     for _ in range(HALVINGS):
         a, b = jnp.split(rest, 2, axis=1)
         rest = a + b + a * b
@@ -72,7 +78,7 @@ def log_bernoulli(x: Float[Array, "B ..."], logits: Float[Array, "B ..."]) -> Fl
 
 
 @log_bernoulli.defjvp
-def _log_bernoulli_jvp(primals, tangents):
+def _log_bernoulli_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (x, logits), (dx, dlogits) = primals, tangents
     terms = (x - jax.nn.sigmoid(logits)) * dlogits + logits * dx
     return log_bernoulli(x, logits), jnp.sum(terms.reshape(terms.shape[0], -1), axis=-1)
@@ -81,11 +87,12 @@ def _log_bernoulli_jvp(primals, tangents):
 def log_discretized_logistic(
     x: Float[Array, "B ... C"], mean: Float[Array, "B ... C"], log_scale: Float[Array, " C"]
 ) -> Float[Array, " B"]:
-    """log P(x), the mass that a logistic has in the bin of x; bins are 1/256 wide, the two at the ends open.
+    """log P(x): the mass of a logistic distribution in the bin of x.
 
-    x = l / 255 is level l, whose bin reaches from l / 256 to (l + 1) / 256. With a and b its ends, from the mean and in
-    units of the scale, sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)): three logarithms, and no
-    difference of numbers that are almost equal, however far in a tail the bin lies.
+    A value x = l / 255 is level l. Its bin is [l / 256, (l + 1) / 256]; the first and the last bin are open to the
+    outside. Let a and b be the ends of the bin, relative to the mean and in units of the scale. The mass is
+    sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)). The product form is stable in the tails, where
+    the difference would cancel.
     """
     log_scale = jnp.clip(log_scale, *LOG_SCALE_RANGE)
     level = jnp.round(x * (LEVELS - 1))
@@ -101,9 +108,9 @@ def log_discretized_logistic(
 
 
 def logistic_level(
-    u: Float[Array, "B ... C"], mean: Float[Array, "B ... C"], log_scale: Float[Array, " C"]
+    u: Float[Array, "#B ... C"], mean: Float[Array, "B ... C"], log_scale: Float[Array, " C"]
 ) -> Float[Array, "B ... C"]:
-    """The pixel whose bin has the u-quantile of the logistic in it."""
+    """The pixel value whose bin contains the u-quantile of the logistic."""
     value = mean + jnp.exp(jnp.clip(log_scale, *LOG_SCALE_RANGE)) * jax.scipy.special.logit(u)
     return jnp.clip(jnp.floor(LEVELS * value), 0, LEVELS - 1) / (LEVELS - 1)
 

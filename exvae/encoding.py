@@ -1,10 +1,9 @@
-"""Posteriors and latent means of many images, in blocks."""
+"""Encoding many images in blocks: their posteriors and latent means."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +11,10 @@ import numpy as np
 from flax import linen as nn
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 
 from exvae import models
+from exvae.arrays import Array
 from exvae.data.batches import map_batches
 from exvae.data.store import Store
 from exvae.distributions import Normal, to_unit
@@ -34,12 +34,14 @@ def encode_means(
 ) -> Float[Array, "U D"]:
     """mu(x_j) for j in `index`, differentiable in params.
 
-    The backward pass keeps the results of dense layers' products, as long as they fit `activation_bytes`; of the
-    blocks beyond that, and of convolutions on a CPU, nothing is kept and the forward pass is repeated. Memory so has
-    a bound that does not grow with U.
+    Memory is bounded independently of U. The backward pass stores the matrix products of the dense layers for as many
+    blocks as fit into `activation_bytes`. For the other blocks, and for convolutions on a CPU, it repeats the forward
+    pass.
 
     Args:
-      block: images encoded at a time; None: BLOCK.
+      index: numbers of the images to encode.
+      activation_bytes: memory for stored products.
+      block: images encoded at a time. The default is BLOCK.
     """
 
     def encode(params: dict, index: Int[Array, " b"]) -> Float[Array, "b D"]:
@@ -65,24 +67,28 @@ def encode_split(
     params: dict,
     images: UInt8[Array, "_ H W C"],
     index: Int[Array, " U"] | None,
-    **options: Any,
+    *,
+    activation_bytes: float = float("inf"),
+    block: int | None = None,
 ) -> Float[Array, "U D"]:
-    """`encode_means` with the exemplars split over the devices. U must be a multiple of their number.
+    """`encode_means`, split over the devices. U must be a multiple of their number.
 
     Args:
-      images: those that `index` chooses from, on every device; where it is None the U images themselves, split.
+      images: the images that `index` selects from, on every device. If `index` is None, the U images themselves, split
+        over the devices.
     """
     whole, part = sharding.WHOLE, sharding.PART
 
-    def local(params, images, index):
-        return encode_means(model, params, images, jnp.arange(len(images)) if index is None else index, **options)
+    def local(params: dict, images: Array, index: Array | None) -> Array:
+        index = jnp.arange(len(images)) if index is None else index
+        return encode_means(model, params, images, index, activation_bytes=activation_bytes, block=block)
 
     in_specs = (whole, part if index is None else whole, part)
     return sharding.per_device(mesh, local, in_specs, part)(params, images, index)
 
 
 def _bytes_per_image(block_fn: Callable, params: dict) -> int:
-    """What the backward pass keeps of one image: two images' worth less one image's, so that weights cancel."""
+    """Bytes that the backward pass stores per image: those of two images minus those of one, so that weights cancel."""
 
     def kept(num_images: int) -> int:
         index = jax.ShapeDtypeStruct((num_images,), jnp.int32)
@@ -93,9 +99,10 @@ def _bytes_per_image(block_fn: Callable, params: dict) -> int:
 
 
 def make_encode_all(model: nn.Module, mesh: Mesh, block: int) -> Callable[[dict, Store], Float[Array, "R D"]]:
-    """The function (params, store) -> latent means of all images, in blocks of so many on each device.
+    """The function (params, store) -> latent means of all images, `block` at a time on each device.
 
-    Device d has rows d R / devices and on: it encodes these, and a process reads no other images.
+    The result has R rows, N rounded up to a multiple of the number of devices. Each device encodes its own part of the
+    rows, so a process reads only the images of its own devices.
     """
     exactly = jax.default_matmul_precision("highest")
 
@@ -107,21 +114,23 @@ def make_encode_all(model: nn.Module, mesh: Mesh, block: int) -> Callable[[dict,
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding.part(mesh))
     @exactly
-    def encode_block(table, start: int, params: dict, images: UInt8[Array, "b H W C"]) -> Float[Array, "R D"]:
+    def encode_block(
+        table: Float[Array, "R D"], start: Int[Array, ""], params: dict, images: UInt8[Array, "b H W C"]
+    ) -> Float[Array, "R D"]:
         write = lambda table, means, start: lax.dynamic_update_slice(table, means, (start, 0))  # noqa: E731
         write = sharding.per_device(mesh, write, (sharding.PART, sharding.PART, sharding.WHOLE), sharding.PART)
         return write(table, encode_split(mesh, model, params, images, None), start)
 
     def encode_all(params: dict, store: Store) -> Float[Array, "R D"]:
-        if not store.on_host:
+        if store.whole is not None:
             return encode_whole(params, store.whole)
         num_rows = sharding.round_up(len(store), mesh)
         per_device = num_rows // mesh.size
         size = min(block, per_device)
-        first = np.arange(num_rows)[sharding.own_rows(mesh, num_rows)][::per_device, None]  # of each own device
+        first = np.arange(num_rows)[sharding.own_rows(mesh, num_rows)][::per_device, None]  # for each own device
         table = sharding.zeros(mesh, (num_rows, model.latent_dim))
         for start in range(0, per_device, size):
-            start = min(start, per_device - size)  # the last block reaches back
+            start = min(start, per_device - size)  # the last block overlaps the one before
             rows = first + start + np.arange(size)
             images = store.take(np.minimum(rows, len(store) - 1).reshape(-1))
             table = encode_block(table, start, params, images)
@@ -131,7 +140,7 @@ def make_encode_all(model: nn.Module, mesh: Mesh, block: int) -> Callable[[dict,
 
 
 @functools.partial(jax.jit, static_argnums=0)
-@jax.default_matmul_precision("highest")  # an accelerator would round the factors of products
+@jax.default_matmul_precision("highest")  # accelerators round the factors of products by default
 def posterior(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -> Normal:
     """q(z|x) of the top latent."""
     return models.apply(model, params, to_unit(images), method="encode")

@@ -1,4 +1,4 @@
-"""Files that are never seen half written."""
+"""Writing files so that a reader never sees a half-written one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from exvae.errors import UserError
 
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator[IO]:
-    """Open a file that takes the place of `path` when the block ends: at any time `path` is the old or the new one.
+    """Open a temporary file that replaces `path` when the block ends.
 
-    It is written beside `path` under a name of this process's own, since jobs on several nodes may write the same file.
-    If the block fails, `path` stays as it was.
+    Readers see either the old or the new file. If the block raises, `path` is unchanged. The temporary file is in the
+    same folder; its name contains the host and the process, because jobs on several nodes may write the same file.
     """
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
@@ -33,16 +33,18 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
     with replacing(path) as file:
         file.write(text)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def make_writable(folder: Path, option: str) -> None:
-    """Make the folder of a command line option, or say in one line that it cannot be written."""
+    """Create the folder of a command line option. Raises a UserError if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-test-{socket.gethostname()}-{os.getpid()}"

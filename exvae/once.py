@@ -1,31 +1,34 @@
-"""What is compiled for a config is compiled once in a process, however often a run is opened or gone on with."""
+"""Caching of compiled functions: within a process, equal configs share what was compiled for them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Concatenate, ParamSpec, TypeVar
 
-import ml_collections
+from ml_collections import ConfigDict, FrozenConfigDict
 
-# All that a compiled function may read of a config: it is given no more, and whatever else changes makes no new one.
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# The config groups that a compiled function may read. It gets no others, so changes elsewhere do not recompile it.
 GROUPS = ("model", "prior", "retrieval", "objective", "optim", "eval")
-_KEPT = []
+_CLEAR: list[Callable[[], None]] = []
 
 
-def for_equal_configs(make: Callable) -> Callable:
-    """make(config, ...) that hands out what it made before for the same parts of a config and equal other arguments."""
-    kept = functools.lru_cache(maxsize=16)(make)
+def for_equal_configs(make: Callable[Concatenate[ConfigDict, P], T]) -> Callable[Concatenate[ConfigDict, P], T]:
+    """Cache make(config, ...) by `GROUPS` of the config and by the other arguments."""
+    cached = functools.lru_cache(maxsize=16)(make)
 
     @functools.wraps(make)
-    def made(config: Any, *args: Any, **options: Any) -> Any:
-        return kept(ml_collections.FrozenConfigDict({name: config[name] for name in GROUPS}), *args, **options)
+    def made(config: ConfigDict, *args: P.args, **options: P.kwargs) -> T:
+        return cached(FrozenConfigDict({name: config[name] for name in GROUPS}), *args, **options)
 
-    _KEPT.append(kept)
+    _CLEAR.append(cached.cache_clear)
     return made
 
 
 def forget() -> None:
-    """Whatever was made: the next call makes it anew."""
-    for kept in _KEPT:
-        kept.cache_clear()
+    """Clear all caches: the next call makes its result again."""
+    for clear in _CLEAR:
+        clear()

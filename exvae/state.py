@@ -1,25 +1,25 @@
-"""Everything that training changes. A run that goes on from a saved state takes the same steps, bit for bit."""
+"""The state of training: everything that a step changes. A resumed run repeats the same steps, bit for bit."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from flax import struct
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Float, Int, UInt32
 from ml_collections import ConfigDict
 
 from exvae import keys, models
+from exvae.arrays import Array, Record
 from exvae.priors import PRIORS
 from exvae.scale import sharding
 
 
 class EarlyStopping(NamedTuple):
-    """The best validation ELBO so far, and the epochs since then. The rule is in `exvae/training/stopping.py`."""
+    """The best validation ELBO so far, and the epochs since then. `exvae/training/stopping.py` has the rule."""
 
     best_elbo: Float[Array, ""]
     best_epoch: Int[Array, ""]
@@ -27,32 +27,33 @@ class EarlyStopping(NamedTuple):
 
     @classmethod
     def start(cls) -> EarlyStopping:
+        """The record before the first validation."""
         return cls(jnp.float32(-jnp.inf), jnp.int32(0), jnp.int32(0))
 
 
-class TrainState(struct.PyTreeNode):
-    """Saved in every checkpoint, by the names of its fields."""
+class TrainState(Record):
+    """What a checkpoint holds. The fields are saved under their names."""
 
-    step: Int[Array, ""]  # steps taken
-    params: dict  # {"model": ..., "prior": ...}, and with batch norm "batch_stats": its running statistics
-    average: dict | None  # of the parameters and statistics over past steps; None without optim.ema
+    step: Int[Array, ""]  # number of steps taken
+    params: dict  # {"model": ..., "prior": ...}; with batch norm also "batch_stats", the running statistics
+    average: dict | None  # moving average of `params`; None if optim.ema is 0
     opt_state: optax.OptState
-    key: UInt32[Array, " 2"]  # key data of the run's key; it never changes, steps fold their number into it
-    # RAT: the latent mean of every exemplar, as of when it was last encoded (`exvae/retrieval/table.py`).
+    key: UInt32[Array, " 2"]  # data of the run's key; constant, each step folds in its number
+    # RAT: the latent mean of each exemplar when it was last encoded (`exvae/retrieval/table.py`).
     table: Float[Array, "R D"] | None
-    # ScaNN: the table as of when the index in use was built, and of the one that is being built.
+    # ScaNN: the table that the current index was built from, and the table of the index under construction.
     indexed: tuple[Float[Array, "R D"], Float[Array, "R D"]] | None
-    sums: dict[str, Float[Array, ""]]  # training figures of this epoch so far
+    sums: dict[str, Float[Array, ""]]  # sums of the training figures over the steps of this epoch
     stopping: EarlyStopping
 
     @property
     def best_guess(self) -> dict:
-        """The parameters to validate and to use: the average if there is one."""
+        """The parameters to validate and to use: the moving average if there is one."""
         return self.params if self.average is None else self.average
 
 
 def init_params(config: ConfigDict, model: nn.Module) -> dict:
-    """Fresh parameters of networks and prior, and the networks' running statistics."""
+    """Initial parameters of the networks and the prior, and the networks' running statistics."""
     key_model, key_prior, _ = keys.split_seed(config.seed)
     params, statistics = models.init(key_model, model)
     prior = PRIORS[config.prior.name].init(key_prior, config.prior, model.image_shape)
@@ -60,12 +61,12 @@ def init_params(config: ConfigDict, model: nn.Module) -> dict:
 
 
 def learned(params: dict) -> dict:
-    """The part of the parameters that the optimizer changes: all but running statistics."""
+    """The parameters that the optimizer updates: everything except running statistics."""
     return {name: params[name] for name in ("model", "prior")}
 
 
 def init_state(config: ConfigDict, model: nn.Module, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step. The table of means is filled later, from the images."""
+    """The state before the first step. The table of means is still empty: `start` fills it from the images."""
     params = init_params(config, model)
     return TrainState(
         step=jnp.int32(0),
@@ -81,12 +82,12 @@ def init_state(config: ConfigDict, model: nn.Module, optimizer: optax.GradientTr
 
 
 def state_shardings(mesh: Mesh) -> TrainState:
-    """Tables are split over the devices; every device has all the rest."""
-    whole, part = sharding.whole(mesh), sharding.part(mesh)
-    others = dict.fromkeys(TrainState.__dataclass_fields__, whole)
-    return TrainState(**{**others, "table": part, "indexed": part})
+    """The sharding of each field: tables are split over the devices, all else is on every device."""
+    fields: dict[str, Any] = dict.fromkeys(TrainState.__dataclass_fields__, sharding.whole(mesh))
+    fields |= dict.fromkeys(("table", "indexed"), sharding.part(mesh))
+    return TrainState(**fields)
 
 
 def step_key(state: TrainState) -> Array:
-    """The random key of the step that follows this state."""
+    """The random key of the next step."""
     return keys.stream(jax.random.wrap_key_data(state.key), keys.TRAIN, state.step)

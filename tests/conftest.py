@@ -3,24 +3,33 @@
 import os
 
 # Programs of the tests run for milliseconds: compile them fast, not well. Processes that tests start inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"  # threads that spin beside each other (t-SNE) cost many times what they do
 QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
 
+import collections
+import contextlib
 import copy
+import fcntl
 import functools
+import math
 import shutil
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import jax
 import ml_collections
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from exvae import config as configs
 from exvae import data, models, once
+from exvae.evaluation import evaluate, likelihood
 from exvae.models import celeba, convhvae, pixelsnail
 from exvae.run import Run
 from exvae.scale import sharding
-from exvae.state import init_params
 from exvae.training import loop
 
 # Compiled functions are kept between test runs, and between a test and the processes that it starts.
@@ -68,15 +77,68 @@ def tiny_flags() -> list[str]:
     return [f"--config.{field}={value}" for field, value in TINY_FIELDS.items()]
 
 
-@pytest.fixture(autouse=True)
-def compiled_anew_where_code_is_changed(request):
-    """A test that replaces a part of the package must not meet what was compiled without the change."""
-    changes = "monkeypatch" in request.fixturenames
-    if changes:
-        once.forget()
-    yield
-    if changes:
-        once.forget()
+# Modules whose code runs inside of the functions that `once` keeps, and what they are compiled by.
+COMPILED = (
+    "exvae.models", "exvae.priors", "exvae.retrieval", "exvae.objectives", "exvae.distributions", "exvae.encoding",
+    "exvae.evaluation.likelihood", "exvae.training.step", "exvae.training.optim", "exvae.scale", "jax",
+)  # fmt: skip
+
+
+class Patch(pytest.MonkeyPatch):
+    """A test that replaces a part of what is compiled must not meet what was compiled without the change."""
+
+    changed = False
+
+    def setattr(self, target: Any, *args: Any, **options: Any) -> None:
+        owner = target if isinstance(target, str) else getattr(target, "__module__", None) or target.__name__
+        if owner.startswith(COMPILED):
+            once.forget()
+            self.changed = True
+        super().setattr(target, *args, **options)
+
+    def undo(self) -> None:
+        super().undo()
+        if self.changed:
+            once.forget()
+
+
+@pytest.fixture
+def monkeypatch() -> Iterator[pytest.MonkeyPatch]:
+    with Patch.context() as patch:
+        yield patch
+
+
+# Tests that share what they compile, or a trained run, run in one process; the others by file.
+GROUPS = {
+    "trained": (
+        "tests/evaluation/test_evaluate_task.py", "tests/test_run.py", "tests/test_launch.py",
+        "tests/training/test_loop.py", "tests/training/test_average.py", "tests/reproduce/test_trials.py",
+    ),
+    "uses": ("tests/uses/",),
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        path = item.nodeid.split("::")[0]
+        group = next((name for name, places in GROUPS.items() if path.startswith(places)), path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[collections.Counter]:
+    """How many programs XLA makes of each function (from its cache on the disk or not), by the function's name."""
+    counts = collections.Counter()
+
+    def count(event: str, seconds: float, fun_name: str = "", **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            counts[fun_name.removeprefix("jit_").removeprefix("jit(").removesuffix(")")] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        yield counts
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
 
 
 @pytest.fixture
@@ -84,14 +146,38 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+@pytest.fixture
+def several_devices(monkeypatch):
+    """several_devices(4) -> a mesh: what runs on each device runs on one of four parts here, one after another."""
+
+    def part(leaf: Any, count: int) -> Any:
+        return leaf.reshape(count, -1, *leaf.shape[1:])
+
+    def per_device(mesh: Any, function: Any, in_specs: Any, out_specs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            axes = tuple(None if arg is None or spec == sharding.WHOLE else 0 for arg, spec in zip(args, in_specs))  # noqa: B905
+            args = [part(arg, mesh.size) if axis == 0 else arg for arg, axis in zip(args, axes, strict=True)]
+            out = jax.vmap(function, axes, axis_name=sharding.AXIS, axis_size=mesh.size)(*args)
+            return out[0] if out_specs == sharding.WHOLE else out.reshape(-1, *out.shape[2:])
+
+        return run
+
+    monkeypatch.setattr(sharding, "per_device", per_device)
+    return lambda count: mock.NonCallableMagicMock(spec=Mesh, size=count)  # passes for one
+
+
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory):
-    """A tiny run of one epoch: its config and its folder, which tests copy."""
+def trained(tmp_path_factory, worker_id):
+    """A tiny run of one epoch: its config and its folder, which tests copy. One for all of pytest's processes."""
     config = configs.get_config()
     config.update_from_flattened_dict({**TINY_FIELDS, "train.epochs": 1})
-    folder = tmp_path_factory.mktemp("trained")
-    loop.train(config, folder)
-    return config, folder
+    place = tmp_path_factory.getbasetemp()
+    place = place if worker_id == "master" else place.parent
+    with open(place / "trained.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not (place / "trained" / "results.json").exists():
+            loop.train(config, place / "trained")
+    return config, place / "trained"
 
 
 @pytest.fixture
@@ -110,14 +196,81 @@ def _glyphs() -> data.Dataset:
     return data.Dataset(*(data.Split(part.images, part.labels % 5) for part in vars(dataset).values()))
 
 
+def drawn_params(config: Any, model: Any) -> dict:
+    """Parameters as they are initialised, but for their random numbers, which are numpy's: nothing is compiled."""
+    return {**_drawn_network(model), "prior": _drawn_prior(config, model)}
+
+
+@functools.cache
+def _drawn_network(model: Any) -> dict:
+    real = getattr(models.init, "real", models.init)
+    params, statistics = jax.eval_shape(lambda: real(jax.random.key(0), model))
+    rng = np.random.default_rng(0)
+
+    def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        name, shape = path[-1].key, leaf.shape
+        if name in ("kernel", "gate_kernel", "direction"):
+            scale = math.sqrt((2 if len(shape) == 2 else 1 / 3) / math.prod(shape[:-1]))
+            return rng.normal(scale=scale, size=shape).astype(np.float32)
+        if "bias" in name:
+            return rng.uniform(-0.1, 0.1, size=shape).astype(np.float32)
+        constants = {"mean": 0.0, "var": 1.0, "scale": 1.0, "gain": 3**-0.5, "log_scale": math.log(0.03)}
+        return np.full(shape, constants[name], np.float32)
+
+    params, statistics = (jax.tree_util.tree_map_with_path(draw, tree) for tree in (params, statistics))
+    return {"model": params, **statistics}
+
+
+def _drawn_prior(config: Any, model: Any) -> dict:
+    rng = np.random.default_rng(1)
+    pseudo_inputs = rng.normal(0.05, 0.01, (config.prior.num_pseudo_inputs, *model.image_shape)).astype(np.float32)
+    return {
+        "exemplar": {"log_var": np.float32(0.4)},
+        "gaussian": {},
+        "vamp": {"pseudo_inputs": pseudo_inputs},
+    }[config.prior.name]
+
+
 @pytest.fixture
-def few_layers(monkeypatch):
+def quick_start():
+    """Runs that begin with `drawn_params`: compiling the initialisation takes as long as all the rest.
+
+    `trained` and the processes that tests start begin as all runs do.
+    """
+
+    def init(key: jax.Array, model: Any) -> tuple[dict, dict]:
+        network = dict(_drawn_network(model))
+        return network.pop("model"), network
+
+    init.real = models.init
+    with pytest.MonkeyPatch.context() as patch:  # nothing that `once` keeps has an initialisation in it
+        patch.setattr(models, "init", init)
+        yield
+
+
+@pytest.fixture
+def unscored(monkeypatch):
+    """Runs that end with log-likelihoods of zero: what computes them is compiled for each kind of run."""
+
+    def make_scorer(config: Any, model: Any, mesh: Any, *, candidates: int | None) -> Any:
+        nothing = np.zeros(mesh.size, np.float32)
+        return lambda *_: likelihood.Scores(nothing, nothing, nothing)
+
+    monkeypatch.setattr(evaluate, "make_scorer", make_scorer)
+
+
+@pytest.fixture(scope="module")
+def few_layers():
     """Convolutional networks that compile faster; tests/models has the whole ones."""
-    monkeypatch.setattr(pixelsnail, "BLOCKS", 1)
-    for name in ("Z1_STACK", "Z2_STACK"):
-        monkeypatch.setattr(convhvae, name, ((4, 3, 2), (2, 3, 2)))
-    monkeypatch.setattr(convhvae, "DECODER_LAYERS", 1)
-    monkeypatch.setattr(celeba, "WIDTHS", (1, 2))
+    with Patch.context() as patch:
+        patch.setattr(pixelsnail, "BLOCKS", 1)
+        for name in ("Z1_STACK", "Z2_STACK"):
+            patch.setattr(convhvae, name, ((4, 3, 2), (2, 3, 2)))
+        patch.setattr(convhvae, "DECODER_LAYERS", 1)
+        patch.setattr(celeba, "WIDTHS", (1, 2))
+        _drawn_network.cache_clear()
+        yield
+    _drawn_network.cache_clear()
 
 
 @pytest.fixture
@@ -128,7 +281,7 @@ def make_run(tiny_config, tmp_path):
         config, grey = copy.deepcopy(tiny_config), _glyphs()
         config.prior.name, config.model.architecture = prior, architecture
         model = models.build(config.model, grey.train.images.shape[1:])
-        params = jax.jit(lambda: init_params(config, model))()
+        params = sharding.replicate(sharding.make_mesh(), drawn_params(config, model))
         return Run(config, tmp_path, grey, sharding.make_mesh(), model, params, 0, grey.train)
 
     return make

@@ -9,20 +9,65 @@ import pytest
 from exvae import config as configs
 from exvae.errors import UserError
 from exvae.reproduce import paper
+from tests.fields_read import fields_read, package_sources
 
 ROOT = Path(__file__).parents[1]
 MODELS = ("vae", "hvae", "convhvae", "pixelsnail")
 PAPER = [f"{data}_{model}" for data in ("mnist", "fashion_mnist", "omniglot") for model in MODELS]
 
 
+FIELDS = configs._flat(configs.get_config().to_dict())
+GROUPS = {field.split(".")[0] for field in FIELDS if "." in field}
+
+
 def test_every_field_is_read_by_the_code():
-    """No dead options: `something.field` stands in a module other than config.py."""
-    files = [path for path in (ROOT / "exvae").rglob("*.py") if path.name != "config.py"]
-    code = "\n".join(path.read_text() for path in files)
-    resolved = (ROOT / "exvae" / "config.py").read_text().split("def resolve")[1]
-    for field in configs.field_names():
-        name = field.split(".")[-1]
-        assert re.search(rf"(config[a-z_]*(\.\w+)?|options)\.{name}\b", code + resolved), field
+    """No dead options, and nothing is asked of a config that is not in it."""
+    found = fields_read(package_sources(ROOT), GROUPS)
+    assert FIELDS.keys() - found == set()
+    assert {name for name in found - FIELDS.keys() - GROUPS if name.split(".")[-1] != "to_dict"} == set()
+
+
+USES = """
+from exvae import b
+from exvae.b import third, unseen
+
+WORDS = ("lambdas", "split")
+
+def first(config, run):
+    options, rate = run.config.train, config.optim.floor
+    b.second(options, steps=7)
+    config.train.patience = 3
+    return {word: run.config.augment[word] for word in WORDS}, config.seed, epochs.networks
+
+def fourth(config):
+    config = config.optim
+    third(config.ema, group=config)
+
+class Feeder:
+    def __call__(self, own):
+        return lambda: self._config.retrieval.search
+"""
+CALLED = """
+def second(chosen, steps):
+    def inner(options):
+        return chosen.epochs + options.batch_size
+    return inner
+
+def third(value, group):
+    return group.schedule
+
+def unseen(group, config):
+    return group.rise_steps, config.data.dir
+"""
+
+
+def test_a_read_is_of_the_group_that_a_name_holds():
+    """Of `train.epochs`, not of `augment.epochs`; through assignments, loops over names and calls to other modules."""
+    found = fields_read({"exvae.a": USES, "exvae.b": CALLED}, GROUPS) - GROUPS
+    assert found == {
+        "seed", "optim.floor", "optim.ema", "optim.schedule", "train.epochs", "augment.lambdas", "augment.split",
+        "retrieval.search", "data.dir",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*PAPER, "quickstart"])

@@ -61,13 +61,16 @@ def test_log_bernoulli_gradient_is_x_minus_probability():
     logits = np.array([[-1e4, -30.0, -2.0, 0.0, 3.0, 40.0, 1e4]], np.float32)
     for value in (0.0, 1.0):
         x = np.full_like(logits, value)
-        grad = jax.grad(lambda a, x=x: distributions.log_bernoulli(x, a).sum())(logits)
+        grad = jax.jit(jax.grad(lambda a, x=x: distributions.log_bernoulli(x, a).sum()))(logits)
         np.testing.assert_allclose(grad, value - special.expit(logits.astype(np.float64)), rtol=1e-5, atol=1e-7)
 
 
 EXTREMES = [
     (mean, log_scale) for mean in (0.0, 1e-6, 0.3, 0.5, 1.0) for log_scale in (-12.0, -7.0, -3.0, 0.0, 5.0, 12.0)
 ]
+
+
+LOG_LOGISTIC, LEVEL = jax.jit(distributions.log_discretized_logistic), jax.jit(distributions.logistic_level)
 
 
 def scipy_levels(mean, log_scale):
@@ -82,7 +85,7 @@ def scipy_levels(mean, log_scale):
 @pytest.mark.parametrize("mean, log_scale", EXTREMES)
 def test_discretized_logistic_is_that_of_scipy_and_sums_to_one(mean, log_scale):
     x = (np.arange(256, dtype=np.float32) / 255)[:, None]
-    got = distributions.log_discretized_logistic(x, np.full_like(x, mean), np.float32([log_scale]))
+    got = LOG_LOGISTIC(x, np.full_like(x, mean), np.float32([log_scale]))
     got, want = np.asarray(got, np.float64), scipy_levels(np.float64(np.float32(mean)), log_scale)
     assert np.isfinite(got).all()
     assert np.exp(got).sum() == pytest.approx(1.0, abs=2e-5)
@@ -97,15 +100,19 @@ def test_discretized_logistic_has_finite_gradients_everywhere():
         for a in np.meshgrid([0, 1 / 255, 0.5, 254 / 255, 1], [-1, 0, 0.5, 1, 2], [-50, -10, -3, 0, 10, 50])
     )
     each = jax.vmap(lambda x, m, s: distributions.log_discretized_logistic(x[None], m[None], s)[0])
-    values, pull = jax.vjp(lambda m, s: each(x, m, s), mean, log_scale)
-    assert np.isfinite(values).all()
-    assert all(np.isfinite(grad).all() for grad in pull(jnp.ones_like(values)))
+
+    @jax.jit
+    def run(mean, log_scale):
+        values, pull = jax.vjp(lambda m, s: each(x, m, s), mean, log_scale)
+        return values, *pull(jnp.ones_like(values))
+
+    assert all(np.isfinite(found).all() for found in run(mean, log_scale))
 
 
 def test_discretized_logistic_gradient_is_that_of_the_mass():
     x, mean, log_scale = np.float32([[[3, 130, 255]]]) / 255, np.float32([[[0.2, 0.4, 0.6]]]), np.float32([-2, -4, -1])
     score = lambda m, s: distributions.log_discretized_logistic(x, m, s).sum()  # noqa: E731
-    grads = jax.grad(score, (0, 1))(mean, log_scale)
+    grads = jax.jit(jax.grad(score, (0, 1)))(mean, log_scale)
 
     def mass(m, s):  # float64
         low = np.array([stats.logistic.cdf(n / 256, a, np.exp(b)) for n, a, b in zip((3, 130, 255), m, s, strict=True)])
@@ -128,12 +135,12 @@ def test_discretized_logistic_gradient_is_that_of_the_mass():
 def test_logistic_levels_are_drawn_as_they_are_scored():
     u = ((np.arange(200_000) + 0.5) / 200_000).astype(np.float32)[:, None]
     for mean, log_scale in ((0.3, -3.0), (0.0, -1.0), (0.9, -6.0)):
-        x = distributions.logistic_level(u, np.full_like(u, mean), np.float32([log_scale]))
+        x = LEVEL(u, np.full_like(u, mean), np.float32([log_scale]))
         level = np.asarray(x * 255)
         np.testing.assert_allclose(level, level.round(), atol=1e-4)
         frequency = np.bincount(level.round().astype(int).ravel(), minlength=256) / len(u)
         np.testing.assert_allclose(frequency, np.exp(scipy_levels(mean, log_scale)), atol=3e-5)
-    edge = distributions.logistic_level(np.float32([[0.0], [1.0]]), np.float32([[0.5], [0.5]]), np.float32([0.0]))
+    edge = LEVEL(np.float32([[0.0], [1.0]]), np.float32([[0.5], [0.5]]), np.float32([0.0]))
     np.testing.assert_array_equal(edge, [[0.0], [1.0]])
 
 

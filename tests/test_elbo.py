@@ -13,6 +13,8 @@ from exvae.distributions import to_unit
 from exvae.priors import PRIORS, vamp
 from tests.test_objectives import DIM, SHAPE, N, World
 
+pytestmark = pytest.mark.xdist_group("objectives")  # one worker compiles for all of them
+
 
 @pytest.fixture(scope="module")
 def world():

@@ -11,9 +11,9 @@ import pytest
 from scipy import special
 
 from exvae import keys, models
+from exvae.algorithm import Batch, Problem, algorithm_1
 from exvae.config import get_config
 from exvae.distributions import binarize, to_unit
-from exvae.objectives import Batch, Problem, algorithm_1
 from exvae.retrieval import slots
 from exvae.retrieval.draw import draw_exemplars
 from exvae.scale import sharding
@@ -24,6 +24,8 @@ N, M, B, C = 24, 10, 6, 18
 NEIGHBOURS = (1, 3, M)
 MESH = sharding.make_mesh()
 QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+
+pytestmark = pytest.mark.xdist_group("objectives")  # one worker compiles for all of them
 
 
 def make_config(*, prior="exemplar", search="none", k=3, scored="union", m=M, leave_one_out=True):

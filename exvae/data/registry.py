@@ -1,15 +1,19 @@
-"""The named data sets, and the places where each is looked for.
+"""Every source of images by its name: what `config.data.name` may be.
 
-A new set is one entry of `SETS`; a new place is one function and its mention there.
+A new source is a file in `sources/` and a line in `SOURCES`, or in `PATH_SOURCES` if it takes a path. The named sets of
+the paper (`SETS`) are each looked for in several places; a new place is a function here and its mention there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from ml_collections import ConfigDict
 
 from exvae.data import splits
 from exvae.data.sources import celeba, idx, mat, npm, npz
@@ -18,6 +22,23 @@ from exvae.errors import UserError
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 Parts = dict[str, Split]
+
+
+class DataSource(Protocol):
+    """Where images come from: a function that finds or makes them."""
+
+    def __call__(self, options: ConfigDict, path: str) -> Parts:
+        """The images, one byte a value, as one of
+
+        - {"all": Split}: a pool that is split 80 / 10 / 10,
+        - {"train": Split, "test": Split}: a tenth of train becomes valid,
+        - {"train": Split, "valid": Split, "test": Split}.
+
+        Args:
+          options: config.data.
+          path: what stands behind the colon of config.data.name, '' without one.
+        """
+        ...
 
 
 class Place(NamedTuple):
@@ -41,10 +62,11 @@ class NamedSet:
     binary: bool = False
 
 
-def load(name: str, data_dir: str, seed: int) -> Dataset:
-    """Looks for set `name` place by place, and splits the first copy found."""
+def find_named(name: str, options: ConfigDict, path: str) -> Parts:
+    """Looks for set `name` place by place, and splits the first copy that it finds as the paper does."""
+    del path
     named = SETS[name]
-    folder = _user_folder(data_dir)
+    folder = _user_folder(options.dir)
     failures = []
     for place in named.places:
         try:
@@ -52,7 +74,7 @@ def load(name: str, data_dir: str, seed: int) -> Dataset:
         except NotHere as reason:
             failures.append(f"{place.label}: {reason}")
             continue
-        return _split(name, named, parts, seed)
+        return dict(vars(_split(name, named, parts, options.split_seed)))
     text = " ".join("; ".join(failures).split())  # one line, whatever the places say
     raise UserError(f"config.data.name={name} was found nowhere: {text}; try: {named.advice}")
 
@@ -179,3 +201,41 @@ SETS = {
         shape=celeba.SHAPE,
     ),
 }
+
+
+# Modules are imported where they are needed, so that a source costs only its own imports.
+
+
+def _mnist_5k(options: ConfigDict, path: str) -> Parts:
+    from exvae.data.sources import bundled
+
+    del options, path
+    return bundled.read()
+
+
+def _glyphs(options: ConfigDict, path: str) -> Parts:
+    from exvae.data.sources import glyphs
+
+    del path
+    if options.num_images < 3:
+        raise UserError(f"config.data.num_images={options.num_images} must be at least 3")
+    return {"all": glyphs.generate(options.num_images, options.split_seed)}  # one seed for both drawings and split
+
+
+def _npz(options: ConfigDict, path: str) -> Parts:
+    del options
+    return npz.read(Path(path).expanduser())
+
+
+def _images(options: ConfigDict, path: str) -> Parts:
+    from exvae.data.sources import images
+
+    return images.find(Path(path).expanduser(), image_size=options.image_size, colour=options.colour)
+
+
+SOURCES: dict[str, DataSource] = {
+    **{name: functools.partial(find_named, name) for name in SETS},
+    "mnist_5k": _mnist_5k,
+    "glyphs": _glyphs,
+}
+PATH_SOURCES: dict[str, DataSource] = {"npz": _npz, "images": _images}  # NAME:PATH

@@ -9,9 +9,10 @@ import jax
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Float, UInt8
 from ml_collections import ConfigDict
 
+from exvae.arrays import Array
 from exvae.data.batches import map_batches
 from exvae.data.store import Store
 from exvae.encoding import make_encode_all

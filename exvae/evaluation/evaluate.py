@@ -13,9 +13,10 @@ import jax
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from ml_collections import ConfigDict
 
+from exvae.arrays import Array
 from exvae.encoding import encode
 from exvae.evaluation.elbo import Evaluator, active_units, make_evaluator, mean_elbo
 from exvae.evaluation.likelihood import make_scorer

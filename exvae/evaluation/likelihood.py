@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from ml_collections import ConfigDict
 
 from exvae import models
+from exvae.arrays import Array
 from exvae.distributions import to_unit
 from exvae.models import Observed
 from exvae.once import for_equal_configs

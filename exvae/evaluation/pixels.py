@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 from exvae import config as configs
 from exvae import data
+from exvae.arrays import Array
 from exvae.data import splits
 from exvae.data.batches import map_batches, padded_batches
 from exvae.distributions import to_unit

@@ -1,14 +1,4 @@
-"""Architectures. Each is a Flax module with the same methods; a new one is a file and a line here.
-
-encode    images -> q(z|x), the posterior of the top latent
-observe   images -> all that the encoders say of them
-draw      what was observed -> Terms of one sample of every latent for each row
-terms     draw of observe, once or several times for each image
-complete  codes of the top latent -> all latents, those below it drawn
-decode    codes of the top latent -> images; render of complete
-latents   images -> posterior means of every latent, the top one first
-render    every latent -> images: means of p(x|z), or drawn from it
-"""
+"""Architectures (`architecture.Architecture`). A new one is a file and a line here."""
 
 from __future__ import annotations
 
@@ -18,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
+from ml_collections import ConfigDict
 
+from exvae.models.architecture import Architecture, BaseArchitecture
 from exvae.models.celeba import CelebA
 from exvae.models.convhvae import ConvHVAE
 from exvae.models.hvae import HVAE
@@ -27,13 +19,30 @@ from exvae.models.pixelsnail import PixelSNAIL
 from exvae.models.terms import Observed, Terms
 from exvae.models.vae import VAE
 
-ARCHITECTURES = {"vae": VAE, "hvae": HVAE, "convhvae": ConvHVAE, "pixelsnail": PixelSNAIL, "celeba": CelebA}
-STATISTICS = "batch_stats"  # Flax's name for what batch norm remembers of the batches that it saw
+ARCHITECTURES: dict[str, type[BaseArchitecture]] = {
+    "vae": VAE,
+    "hvae": HVAE,
+    "convhvae": ConvHVAE,
+    "pixelsnail": PixelSNAIL,
+    "celeba": CelebA,
+}
+STATISTICS = "batch_stats"  # Flax's name for the running statistics of batch norm
 
-__all__ = ["ARCHITECTURES", "LIKELIHOODS", "Observed", "Terms", "apply", "build", "init", "training_terms"]
+__all__ = [
+    "ARCHITECTURES",
+    "LIKELIHOODS",
+    "Architecture",
+    "BaseArchitecture",
+    "Observed",
+    "Terms",
+    "apply",
+    "build",
+    "init",
+    "training_terms",
+]
 
 
-def build(config: Any, image_shape: tuple[int, int, int]) -> nn.Module:
+def build(config: ConfigDict, image_shape: tuple[int, int, int]) -> nn.Module:
     """The module that `config.model` describes, for images of this shape."""
     return ARCHITECTURES[config.architecture](
         image_shape=tuple(image_shape),

@@ -1,25 +1,81 @@
-"""What all architectures share."""
+"""What every architecture offers, and what all of ours share."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import jax
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from exvae.distributions import Normal
 from exvae.models.likelihoods import LIKELIHOODS
-from exvae.models.terms import Terms
+from exvae.models.terms import Observed, Terms
 
+Images = Float[Array, "B H W C"]
 Latents = tuple[Float[Array, "B D"], ...]  # the top one first
 
 
-class Architecture(nn.Module):
-    """Every architecture is built with the same fields, whether it uses them or not.
+class Architecture(Protocol):
+    """A Flax module with these methods. They are called through `exvae.models.apply`, which binds the parameters.
 
-    It adds `setup_networks`, `encode`, `observe`, `draw`, `complete`, `latents`, and `logits`: what the likelihood's
-    family makes p(x | all latents) of. An autoregressive one has `log_px` and `render` of its own.
+    The top latent z is the one with the learned prior. There may be others below it.
     """
 
-    block_rows = 500  # codes that evaluation scores at a time: their activations stay in a CPU core's cache
+    image_shape: tuple[int, int, int]
+    latent_dim: int  # of the top latent
+
+    @property
+    def block_rows(self) -> int:
+        """How many codes evaluation scores at a time."""
+        ...
+
+    def encode(self, x: Images) -> Normal:
+        """q(z|x), the posterior of the top latent. Its mean is mu(x) of the exemplar prior, Eq. (7)."""
+        ...
+
+    def observe(self, x: Images) -> Observed:
+        """All that the encoders say about images. Latents can then be drawn for them any number of times."""
+        ...
+
+    def draw(self, key: Array, seen: Observed, *, stl: bool = False, paired: bool = False) -> Terms:
+        """One sample of every latent for each row, and the terms of the ELBO at these samples.
+
+        Args:
+          stl: optim.estimator = stl: no gradient through the parameters of q in log q.
+          paired: rows 2i and 2i + 1 are drawn with opposite noise.
+        """
+        ...
+
+    def terms(self, key: Array, x: Images, *, stl: bool = False, samples: int = 1) -> Terms:
+        """`draw` of `observe`, with several samples for each image, one after another."""
+        ...
+
+    def complete(self, key: Array, z: Float[Array, "B D"]) -> Latents:
+        """All latents, given the top one: those below it are drawn from their priors."""
+        ...
+
+    def latents(self, x: Images) -> Latents:
+        """Posterior means of all latents."""
+        ...
+
+    def render(self, latents: Latents, u: Float[Array, "#B H W C"], draw: bool = False) -> Images:
+        """Images from all latents: means of p(x|z), or drawn from it with the uniform random numbers u."""
+        ...
+
+    def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Images:
+        """`render` of `complete`."""
+        ...
+
+
+class BaseArchitecture(nn.Module):
+    """The fields that every architecture is built with, and the methods that follow from others.
+
+    A subclass adds `setup_networks`, `encode`, `observe`, `draw`, `complete`, `latents`, and `logits`, from which the
+    likelihood makes p(x | all latents). An autoregressive one has its own `log_px` and `render`.
+    """
+
+    block_rows = 500  # few enough that the activations of so many codes stay in the cache of a CPU core
 
     image_shape: tuple[int, int, int]
     latent_dim: int  # of the top latent
@@ -32,20 +88,20 @@ class Architecture(nn.Module):
         self.family = LIKELIHOODS[self.likelihood](self.image_shape[-1])
         self.setup_networks()
 
-    def log_px(self, x: Float[Array, "B H W C"], *latents: Float[Array, "B D"]) -> Float[Array, " B"]:
+    def log_px(self, x: Images, *latents: Float[Array, "B D"]) -> Float[Array, " B"]:
         """log p(x | all latents)."""
         return self.family.log_prob(x, self.logits(*latents))
 
-    def terms(self, key: Array, x: Float[Array, "B H W C"], *, stl: bool = False, samples: int = 1) -> Terms:
-        """Terms of so many samples of every latent for each image, one after another; an even number in pairs."""
+    def terms(self, key: Array, x: Images, *, stl: bool = False, samples: int = 1) -> Terms:
+        """The terms of the ELBO for so many samples of each image. An even number of samples is drawn in pairs."""
         return self.draw(key, self.observe(x).repeat(samples), stl=stl, paired=samples % 2 == 0)
 
-    def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Float[Array, "B H W C"]:
+    def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Images:
         key_latents, key_pixels = jax.random.split(key)
         u = jax.random.uniform(key_pixels, (len(z), *self.image_shape))
         return self.render(self.complete(key_latents, z), u, draw)
 
-    def render(self, latents: Latents, u: Float[Array, "#B H W C"], draw: bool = False) -> Float[Array, "B H W C"]:
+    def render(self, latents: Latents, u: Float[Array, "#B H W C"], draw: bool = False) -> Images:
         """Means, or images drawn with the uniform random numbers u."""
         logits = self.logits(*latents)
         return self.family.quantile(u, logits) if draw else self.family.mean(logits)

@@ -1,4 +1,4 @@
-"""The architecture for CelebA: VAE that reads and draws images with 5x5 convolutions (supplement, architecture e)."""
+"""The architecture for CelebA: a VAE with 5x5 convolutions (supplement, architecture e)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import math
 
 import jax
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from exvae.arrays import Array
 from exvae.models.conv import Conv
 from exvae.models.layers import Dense, NormalHead
 from exvae.models.vae import VAE
 
-WIDTHS = (1, 2, 4, 8)  # features of the layers in units of `channels`, the largest images first
+WIDTHS = (1, 2, 4, 8)  # features of the layers in units of `channels`, from the largest images to the smallest
 KERNEL = 5
 
 
 class NormedConv(nn.Module):
-    """Convolution, batch norm, ELU. In training the statistics are the batch's, where they can be updated."""
+    """Convolution, batch norm, ELU. Batch norm uses the batch's statistics if `batch_stats` is mutable (training)."""
 
     features: int
     stride: int = 1
@@ -25,21 +26,21 @@ class NormedConv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B h w F"]:
-        # No bias: batch norm subtracts it, and the optimizer would blow its gradient, which is noise, up to length one.
+        # No bias: batch norm subtracts it. Its gradient would be noise, which the optimizer would scale to norm one.
         y = Conv(self.features, KERNEL, self.stride, self.double, use_bias=False)(x)
         training = self.is_mutable_collection("batch_stats")
         return nn.elu(nn.BatchNorm(use_running_average=not training, momentum=0.9, epsilon=1e-5)(y))
 
 
 class CelebA(VAE):
-    """Same latent and densities as VAE. Images are halved four times and doubled four times: 64x64 to 4x4 and back."""
+    """A VAE with convolutional networks: four layers that halve the image (64x64 to 4x4), four that double it."""
 
     @property
     def block_rows(self) -> int:
-        """Feature maps are large: fewer codes at a time than in a dense architecture."""
+        """Fewer codes at a time than in a dense architecture, because feature maps are large."""
         return 20 if jax.default_backend() == "cpu" else 200
 
-    def setup_networks(self):
+    def setup_networks(self) -> None:
         widths = [self.channels * width for width in WIDTHS]
         rows, columns = (math.ceil(size / 2 ** len(WIDTHS)) for size in self.image_shape[:2])
         self.encoder = nn.Sequential(
@@ -60,4 +61,4 @@ class CelebA(VAE):
 
     def logits(self, z: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
         height, width, _ = self.image_shape
-        return self.decoder(z)[:, :height, :width]  # larger where 16 does not divide the size
+        return self.decoder(z)[:, :height, :width]  # the output is larger if 16 does not divide the size

@@ -1,9 +1,11 @@
-"""Convolutions: NHWC, and fast on a CPU as well as on an accelerator.
+"""Convolutions in NHWC layout that are fast on CPUs and accelerators.
 
-XLA's own CPU convolution is slow, above all in the gradient of the kernel, so there a convolution is written as a
-matrix product of image patches. The patches of a whole batch would be many times larger than the cache; a few images
-are taken at a time, and the backward pass builds the patches again rather than storing them.
+XLA's CPU convolution is slow, especially in the gradient of the kernel. On a CPU a convolution is therefore a matrix
+product of image patches and the kernel. The patches of a whole batch do not fit into the cache, so a few images are
+processed at a time. The backward pass builds the patches again instead of storing them.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -13,33 +15,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-# Patches and outputs of one piece of a batch. Smaller pieces leave the matrix products too short to run at full
-# speed, larger ones push the patches out of the cache between writing and reading them.
+from exvae.arrays import Array
+
+# Size of the patches and outputs of one piece of a batch. The matrix products of smaller pieces are too short for full
+# speed. The patches of larger pieces do not stay in the cache.
 PIECE_BYTES = 4 * 2**20
 
 Images = Float[Array, "B H W C"]
 Kernel = Float[Array, "k l C F"]
 Padding = tuple[tuple[int, int], tuple[int, int]]  # zeros above and below, left and right
-NO_PADDING = ((0, 0), (0, 0))
+NO_PADDING: Padding = ((0, 0), (0, 0))
 
 
 def conv2d(x: Images, kernel: Kernel, *, stride: int = 1, padding: Padding | None = None) -> Float[Array, "B h w F"]:
-    """Convolves `x` with a kernel; without `padding` of odd size and so that h = ceil(H / stride)."""
+    """Convolve images with a kernel.
+
+    Args:
+      padding: zeros around the images. By default h = ceil(H / stride) and w = ceil(W / stride), and the kernel must
+        have an odd height and width.
+    """
     if padding is None:
-        if not all(k % 2 for k in kernel.shape[:2]):
+        k, l = kernel.shape[:2]  # noqa: E741
+        if k % 2 == 0 or l % 2 == 0:
             raise ValueError(f"kernel.shape={kernel.shape} must start with two odd numbers")
-        padding = tuple((k // 2, k // 2) for k in kernel.shape[:2])
+        padding = ((k // 2, k // 2), (l // 2, l // 2))
     if kernel.shape[:2] == (1, 1) and padding == NO_PADDING:
         return x[:, ::stride, ::stride] @ kernel[0, 0]
-    if jax.default_backend() == "cpu" and jax.device_count() == 1:  # several would gather the batch to loop over it
+    # On one device only: with several, a loop over the batch would gather it first.
+    if jax.default_backend() == "cpu" and jax.device_count() == 1:
         return _conv_by_patches(x, kernel, stride, padding)
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-# What a 5x5 kernel does to an image of doubled size: an output in an even (odd) row sees three rows of the small image,
-# each through the sum of the kernel's rows that fall on it.
+# How a 5x5 kernel acts on an image of doubled size. An output in an even (first matrix) or odd row (second matrix)
+# sees three rows of the small image. The weight of each is a sum of kernel rows.
 _DOUBLED = np.array(
     [
         [[1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]],
@@ -49,10 +60,11 @@ _DOUBLED = np.array(
 )
 
 
-def conv2d_of_doubled(x: Images, kernel: Float[Array, "5 5 C F"]) -> Float[Array, "B 2H 2W F"]:
-    """conv2d of `x` with every pixel doubled in both directions, with 9 instead of 25 products for an output.
+def conv2d_of_doubled(x: Images, kernel: Float[Array, "5 5 C F"]) -> Float[Array, "B 2*H 2*W F"]:
+    """conv2d of `x` with each pixel doubled in both directions, with 9 instead of 25 products per output.
 
-    Four 3x3 kernels on the small image, one for each place in a 2x2 block of the output, as one convolution.
+    The result is one convolution of the small image with four 3x3 kernels, one for each place in a 2x2 block of the
+    output.
     """
     b, h, w, c = x.shape
     f = kernel.shape[-1]
@@ -70,14 +82,14 @@ def gated_conv(
     *,
     stride: int = 1,
 ) -> Float[Array, "B h w F"]:
-    """(W * x + b) sigmoid(V * x + c), with * the convolution; one convolution serves both kernels."""
+    """(W * x + b) sigmoid(V * x + c), where * is the convolution. Both kernels share one convolution."""
     y = conv2d(x, jnp.concatenate([kernel, gate_kernel], -1), stride=stride)
     value, gate = jnp.split(y, 2, -1)
     return (value + bias) * jax.nn.sigmoid(gate + gate_bias)
 
 
 class GatedConv(nn.Module):
-    """Gated convolution; the parameters of value and gate are tensors of their own."""
+    """Gated convolution. Value and gate have separate parameters."""
 
     features: int
     kernel_size: int
@@ -95,7 +107,7 @@ class GatedConv(nn.Module):
 
 
 class Conv(nn.Module):
-    """Plain convolution, of the image with its pixels doubled if `double`."""
+    """Plain convolution. If `double`, each pixel is doubled in both directions first."""
 
     features: int
     kernel_size: int = 1
@@ -113,7 +125,7 @@ class Conv(nn.Module):
 
 
 def uniform_init(kernel_shape: tuple[int, int, int, int]) -> Callable[[Array, tuple[int, ...]], Array]:
-    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for kernel and bias alike, fan_in = k l C."""
+    """Initialiser U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for kernel and bias, with fan_in = k l C."""
     bound = math.prod(kernel_shape[:3]) ** -0.5
     return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
@@ -121,38 +133,38 @@ def uniform_init(kernel_shape: tuple[int, int, int, int]) -> Callable[[Array, tu
 # The CPU path -------------------------------------------------------------------------------------------------------
 
 
-def _patches(x: Images, size: tuple[int, int], stride: int, padding: Padding) -> Float[Array, "B h w klC"]:
-    """The k x l neighbourhood of every output position, ordered as the rows of kernel.reshape(-1, F)."""
+def _patches(x: Images, size: tuple[int, ...], stride: int, padding: Padding) -> Float[Array, "B h w klC"]:
+    """The k x l neighbourhood of each output position, in the order of the rows of kernel.reshape(-1, F)."""
     k, l = size  # noqa: E741
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     height, width = x.shape[1] - k + 1, x.shape[2] - l + 1
-    # Columns first, then rows: k + l slices instead of k l compile faster, k = 7 above all.
+    # Columns first, then rows: k + l slices compile faster than k * l, especially for k = 7.
     x = jnp.concatenate([x[:, :, j : j + width : stride] for j in range(l)], -1)
     return jnp.concatenate([x[:, i : i + height : stride] for i in range(k)], -1)
 
 
 def _images_per_piece(num_images: int, bytes_per_image: int) -> int:
-    """About PIECE_BYTES worth of images, a divisor of `num_images` if one is near so that nothing need be padded."""
+    """The number of images that take about PIECE_BYTES. If possible a divisor of `num_images`, to avoid padding."""
     most = max(1, min(num_images, PIECE_BYTES // bytes_per_image))
     return next((n for n in range(most, most // 2, -1) if num_images % n == 0), most)
 
 
 def _pieces(a: Float[Array, "B ..."], size: int) -> Float[Array, "P size ..."]:
-    """Cuts a batch into pieces; images of zeros fill the last one, they add nothing to any gradient."""
+    """Cut a batch into pieces. The last one is padded with images of zeros, which add nothing to any gradient."""
     missing = -a.shape[0] % size
     if missing:
         a = jnp.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1))
     return a.reshape(-1, size, *a.shape[1:])
 
 
-def _map(f: Callable, pieces: Float[Array, "P ..."]) -> Float[Array, "P ..."]:
-    """lax.map, without a loop around a single piece."""
+def _map(f: Callable[[Array], Array], pieces: Float[Array, "P ..."]) -> Float[Array, "P ..."]:
+    """lax.map, but without a loop if there is only one piece."""
     return lax.map(f, pieces) if len(pieces) > 1 else f(pieces[0])[None]
 
 
 def _conv_by_patches(x: Images, kernel: Kernel, stride: int, padding: Padding) -> Float[Array, "B h w F"]:
-    """y = patches(x) @ kernel, a piece of the batch at a time, forward and backward."""
-    *window, c, f = kernel.shape
+    """y = patches(x) @ kernel, one piece of the batch at a time, forward and backward."""
+    window, (c, f) = kernel.shape[:2], kernel.shape[2:]
     b, height, width, _ = x.shape
     h, w = (-(-(n + sum(p) - k + 1) // stride) for n, p, k in zip((height, width), padding, window, strict=True))
     row = math.prod(window) * c
@@ -179,7 +191,7 @@ def _conv_by_patches(x: Images, kernel: Kernel, stride: int, padding: Padding) -
             x_piece, dy_piece = piece
             return total + patch_rows(x_piece).T @ dy_piece.reshape(-1, f), None
 
-        # Two loops, not one: where x needs no gradient, as in a first layer, the compiler drops the second whole.
+        # Two loops instead of one: if x needs no gradient, as in a first layer, the compiler removes the second loop.
         pieces = (_pieces(x, size), dy_pieces)
         if len(dy_pieces) > 1:
             d_matrix, _ = lax.scan(add_kernel_gradient, jnp.zeros_like(matrix), pieces)

@@ -1,4 +1,4 @@
-"""ConvHVAE: HVAE that reads and draws images with gated convolutions (supplement, architecture c)."""
+"""ConvHVAE: an HVAE with gated convolutions (supplement, architecture c)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 
 import jax
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from exvae.arrays import Array
 from exvae.models.conv import Conv, GatedConv
 from exvae.models.hvae import HVAE
 from exvae.models.layers import GatedDense
@@ -18,30 +19,32 @@ Z1_STACK = ((32, 3, 1), (32, 3, 2), (64, 3, 1), (64, 3, 2), (6, 3, 1))
 DECODER_LAYERS = 4
 
 
-def flatten(h: Float[Array, "B H W C"]) -> Float[Array, "B I"]:
+def flatten(h: Float[Array, "B H W C"]) -> Float[Array, "B H*W*C"]:
+    """One row per image."""
     return h.reshape(h.shape[0], -1)
 
 
 def encoder(stack: tuple[tuple[int, int, int], ...]) -> nn.Sequential:
+    """Gated convolutions of these features, kernel sizes and strides, flattened."""
     return nn.Sequential([*(GatedConv(features, size, stride) for features, size, stride in stack), flatten])
 
 
 class ConvHVAE(HVAE):
-    """Same latents and densities as HVAE."""
+    """An HVAE with convolutional networks. Latents and densities are the same."""
 
     @property
     def block_rows(self) -> int:
-        """Feature maps are large: fewer codes at a time than in a dense architecture."""
+        """Fewer codes at a time than in a dense architecture, because feature maps are large."""
         return 20 if jax.default_backend() == "cpu" else 200
 
-    def setup_encoder(self):
+    def setup_encoder(self) -> None:
         height, width, _ = self.image_shape
         self.z2_from_x = encoder(Z2_STACK)
         self.z1_from_x = encoder(Z1_STACK)
         # As wide as the flattened feature maps of `z1_from_x` (7 x 7 x 6 for 28 x 28 images).
         self.z1_from_z2 = GatedDense(math.ceil(height / 4) * math.ceil(width / 4) * Z1_STACK[-1][0])
 
-    def setup_decoder(self):
+    def setup_decoder(self) -> None:
         self.p_x_z1 = GatedDense(self.hidden_dim)
         self.p_x_z2 = GatedDense(self.hidden_dim)
         self.p_x = nn.Sequential(

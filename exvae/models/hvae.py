@@ -1,24 +1,26 @@
-"""HVAE: two latent layers, dense (supplement, architecture b). The top latent z2 is called z everywhere else."""
+"""HVAE: two latent layers, dense networks (supplement, architecture b). Other modules call the top latent z2 just z."""
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from exvae.arrays import Array
 from exvae.distributions import Normal, log_normal, log_posterior, sample_normal
-from exvae.models.architecture import Architecture
+from exvae.models.architecture import BaseArchitecture
 from exvae.models.layers import Dense, GatedDense, NormalHead
 from exvae.models.terms import Observed, Terms
 
 
-class HVAE(Architecture):
-    """q(z2|x) q(z1|x,z2) and p(z2) p(z1|z2) p(x|z1,z2). Subclasses change what reads and draws images."""
+class HVAE(BaseArchitecture):
+    """q(z2|x) q(z1|x,z2) and p(z2) p(z1|z2) p(x|z1,z2). Subclasses change the networks that read and draw images."""
 
-    def setup_networks(self):
+    def setup_networks(self) -> None:
         self.setup_encoder()
         self.q_z2 = NormalHead(self.latent_dim)
         self.q_z1_joint = GatedDense(self.hidden_dim)
@@ -27,18 +29,18 @@ class HVAE(Architecture):
         self.p_z1 = NormalHead(self.lower_latent_dim)
         self.setup_decoder()
 
-    def setup_encoder(self):
+    def setup_encoder(self) -> None:
         self.z2_from_x = nn.Sequential([GatedDense(self.hidden_dim), GatedDense(self.hidden_dim)])
-        self.z1_from_x = GatedDense(self.hidden_dim)
+        self.z1_from_x: nn.Module = GatedDense(self.hidden_dim)
         self.z1_from_z2 = GatedDense(self.hidden_dim)
 
-    def setup_decoder(self):
+    def setup_decoder(self) -> None:
         self.p_x_z1 = GatedDense(self.hidden_dim)
         self.p_x_z2 = GatedDense(self.hidden_dim)
-        self.p_x = nn.Sequential([GatedDense(self.hidden_dim), Dense(math.prod(self.image_shape))])
+        self.p_x: nn.Module = nn.Sequential([GatedDense(self.hidden_dim), Dense(math.prod(self.image_shape))])
 
     def read(self, x: Float[Array, "B H W C"]) -> Float[Array, "B ..."]:
-        """The image in the form that `z2_from_x` and `z1_from_x` take."""
+        """The image in the form that `z2_from_x` and `z1_from_x` expect."""
         return x.reshape(x.shape[0], -1)
 
     def encode(self, x: Float[Array, "B H W C"]) -> Normal:
@@ -48,16 +50,18 @@ class HVAE(Architecture):
         return Observed(x, self.encode(x), features=self.z1_from_x(self.read(x)))
 
     def posterior_z1(self, features: Float[Array, "I F"], z2: Float[Array, "B D"]) -> Normal:
-        """q(z1|x,z2), of as many codes z2 for each image as there are."""
+        """q(z1|x,z2). Each of the I images has B / I codes z2, one after another."""
         return Normal(*self.q_z1(self.q_z1_joint(features, self.z1_from_z2(z2))))
 
     def fixed_posterior_z1(self, features: Float[Array, "I F"], z2: Float[Array, "B D"]) -> Normal:
-        """`posterior_z1` for optim.estimator = stl: its gradient passes through z2 alone, not through the networks.
+        """`posterior_z1` for optim.estimator = stl: the gradient flows through z2 only, not through the networks.
 
-        Without the part of z2 the estimate would be unbiased, too, but keep a variance at the exact posterior.
+        The gradient through z2 is needed for a low variance: without it the estimate is still unbiased, but its
+        variance does not vanish at the exact posterior.
         """
         networks = {"params": jax.lax.stop_gradient(self.variables["params"])}
-        return self.clone().apply(networks, jax.lax.stop_gradient(features), z2, method="posterior_z1")
+        q = self.clone().apply(networks, jax.lax.stop_gradient(features), z2, method="posterior_z1")
+        return cast(Normal, q)
 
     def prior_z1(self, z2: Float[Array, "B D"]) -> Normal:
         return Normal(*self.p_z1(self.p_z1_body(z2)))
@@ -67,6 +71,7 @@ class HVAE(Architecture):
         return self.p_x(joint).reshape(-1, *self.image_shape)
 
     def draw(self, key: Array, seen: Observed, *, stl: bool = False, paired: bool = False) -> Terms:
+        assert seen.features is not None, "observe of this architecture returns features"
         key_z2, key_z1 = jax.random.split(key)
         z2 = sample_normal(key_z2, seen.q, paired=paired)
         q_z1, p_z1 = self.posterior_z1(seen.features, z2), self.prior_z1(z2)

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.nn import initializers
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-# Weights ~ N(0, 2 / fan_in); the log-variance heads are clipped to this range.
-KERNEL_INIT = initializers.variance_scaling(2.0, "fan_in", "normal")
-LOG_VAR_RANGE = (-6.0, 2.0)
+from exvae.arrays import Array
+
+KERNEL_INIT = initializers.variance_scaling(2.0, "fan_in", "normal")  # weights ~ N(0, 2 / fan_in)
+LOG_VAR_RANGE = (-6.0, 2.0)  # log-variances are clipped to it
 
 
-def uniform_bias(fan_in: int) -> initializers.Initializer:
-    """Biases ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+def uniform_bias(fan_in: int) -> Callable[[Array, tuple[int, ...]], Array]:
+    """Initialiser of biases ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = 1.0 / math.sqrt(fan_in)
-    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
+    return lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
 
 class Dense(nn.Module):
     """W x + b.
 
-    Inputs that stand side by side, x = [x1, x2], have products of their own, W1 x1 + W2 x2: one with fewer rows, each
-    for as many rows of the others, is multiplied only once, and one without a gradient costs nothing backwards.
+    Several inputs act as one concatenated input: W [x1, x2] = W1 x1 + W2 x2. The products are computed separately for
+    speed. An input may have fewer rows than the others if it divides their number: its product is computed once and
+    each row is repeated. An input that needs no gradient costs nothing in the backward pass.
     """
 
     features: int
 
     @nn.compact
-    def __call__(self, *inputs: Float[Array, "_ _"]) -> Float[Array, "B O"]:
+    def __call__(self, *inputs: Float[Array, "_ _"]) -> Float[Array, "B {self.features}"]:
         widths, rows = [x.shape[-1] for x in inputs], max(map(len, inputs))
         kernel = self.param("kernel", KERNEL_INIT, (sum(widths), self.features))
         bias = self.param("bias", uniform_bias(sum(widths)), (self.features,))
@@ -40,22 +43,22 @@ class Dense(nn.Module):
         return sum(_repeat(x @ part, rows // len(x)) for x, part in zip(inputs, kernels, strict=True)) + bias
 
 
-def _repeat(x: Float[Array, "B O"], times: int) -> Float[Array, "B*times O"]:
+def _repeat(x: Float[Array, "B O"], times: int) -> Float[Array, "B*{times} O"]:
     return x if times == 1 else jnp.repeat(x, times, axis=0)
 
 
 class GatedDense(nn.Module):
-    """(W x + b) * sigmoid(V x + c). W and V stay separate tensors: the optimizer normalises each one's gradient."""
+    """(W x + b) * sigmoid(V x + c). W and V are separate tensors: the optimizer normalises the gradient of each."""
 
     features: int
 
     @nn.compact
-    def __call__(self, *inputs: Float[Array, "_ _"]) -> Float[Array, "B O"]:
+    def __call__(self, *inputs: Float[Array, "_ _"]) -> Float[Array, "B {self.features}"]:
         return Dense(self.features, name="linear")(*inputs) * nn.sigmoid(Dense(self.features, name="gate")(*inputs))
 
 
 class NormalHead(nn.Module):
-    """Mean and clipped log-variance of a diagonal normal."""
+    """Mean and clipped log-variance of a normal distribution with diagonal covariance."""
 
     features: int
 

@@ -1,22 +1,23 @@
-"""VAE: one latent layer, two gated dense layers each way (supplement, architecture a)."""
+"""VAE: one latent layer; encoder and decoder have two gated dense layers each (supplement, architecture a)."""
 
 from __future__ import annotations
 
 import math
 
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from exvae.arrays import Array
 from exvae.distributions import Normal, log_posterior, sample_normal
-from exvae.models.architecture import Architecture
+from exvae.models.architecture import BaseArchitecture
 from exvae.models.layers import Dense, GatedDense, NormalHead
 from exvae.models.terms import Observed, Terms
 
 
-class VAE(Architecture):
-    """q(z|x) = N(mu(x), Lambda(x)), p(x|z) of mean mu_x(z). Subclasses change the networks."""
+class VAE(BaseArchitecture):
+    """q(z|x) = N(mu(x), Lambda(x)), and p(x|z) with mean mu_x(z). Subclasses change the networks."""
 
-    def setup_networks(self):
+    def setup_networks(self) -> None:
         self.encoder = nn.Sequential([GatedDense(self.hidden_dim), GatedDense(self.hidden_dim)])
         self.q_z = NormalHead(self.latent_dim)
         self.decoder = nn.Sequential(
@@ -24,7 +25,7 @@ class VAE(Architecture):
         )
 
     def read(self, x: Float[Array, "B H W C"]) -> Float[Array, "B ..."]:
-        """The image in the form that the encoder takes."""
+        """The image in the form that the encoder expects."""
         return x.reshape(x.shape[0], -1)
 
     def encode(self, x: Float[Array, "B H W C"]) -> Normal:
@@ -41,7 +42,7 @@ class VAE(Architecture):
         return Terms(z, seen.q, self.log_px(seen.x, z), 0.0, log_posterior(z, seen.q, stl=stl))
 
     def complete(self, key: Array, z: Float[Array, "B D"]) -> tuple[Float[Array, "B D"]]:
-        del key  # nothing is drawn below z
+        del key  # there is no latent below z
         return (z,)
 
     def latents(self, x: Float[Array, "B H W C"]) -> tuple[Float[Array, "B D"]]:

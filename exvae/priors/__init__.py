@@ -1,4 +1,4 @@
-"""Priors of the top latent (`prior.Prior`). A new one is a file, or any object with these methods, and a line here."""
+"""Priors of the top latent. To add one, implement `prior.Prior` (a module or any object) and add it to `PRIORS`."""
 
 from exvae.priors import exemplar, gaussian, vamp
 from exvae.priors.prior import Encoder, Exemplars, Prior

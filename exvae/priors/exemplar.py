@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
+from exvae.arrays import Array, Record
 from exvae.distributions import Normal, sample_normal
 from exvae.priors.parzen import exemplar_log_prob
 from exvae.priors.prior import Encoder, Exemplars
@@ -42,33 +41,33 @@ def training_log_prob(
     )
 
 
-class Components(NamedTuple):
-    """The mixture of Eq. (8), or some of its components: `count` stays the number of all."""
+class Components(Record):
+    """The mixture of Eq. (8), or some of its components."""
 
     means: Float[Array, "N D"]
     log_var: Float[Array, ""]  # log sigma^2
-    count: int | Int[Array, ""]
+    count: int | Int[Array, ""]  # number of all components, also where `means` has only some
 
     def at(self, index: Int[Array, " C"] | None) -> Components:
-        """Only the components of these exemplars; None: all."""
-        return self if index is None else self._replace(means=self.means[index])
+        """The components of these exemplars. None selects all."""
+        return self if index is None else self.replace(means=self.means[index])
 
     def centred(self, origin: Float[Array, " D"]) -> Components:
-        """The same mixture as seen from `origin`: distances of codes near it are then sums of small squares."""
-        return self._replace(means=self.means - origin)
+        """The mixture with `origin` at zero. This keeps the squares small for codes near it."""
+        return self.replace(means=self.means - origin)
 
 
 def components(
     params: dict, encode: Encoder, means: Float[Array, "N D"] | None, count: int | Int[Array, ""] | None = None
 ) -> Components:
-    """The whole mixture. Rows of `means` from number `count` on are padding."""
+    """The whole mixture. Rows of `means` after the first `count` are padding."""
     del encode
     assert means is not None, "the exemplar prior needs the latent means of its exemplars"
     return Components(means, params["log_var"], len(means) if count is None else count)
 
 
 def log_prob(components: Components, z: Float[Array, "S D"], mesh: Mesh | None = None) -> Float[Array, " S"]:
-    """Eq. (8) over all means, with no regularizer. With a mesh, each device takes a part of them."""
+    """Eq. (8) over all means, without regularizers. With a mesh, each device processes a part of them."""
     row = jnp.arange(len(components.means))
     index = jnp.where(row < components.count, row, NOBODY)
     count, log_var = components.count, components.log_var
@@ -81,9 +80,9 @@ def transition(params: dict, q: Normal) -> Normal:
 
 
 def sample(key: Array, components: Components, shape: tuple[int, int], temperature: float) -> Float[Array, "n D"]:
-    """An exemplar is drawn uniformly for each code, then the code from r(z|x_n).
+    """Draw an exemplar x_n uniformly for each code, then the code from r(z|x_n).
 
-    `exvae/uses/generate.py` does the same in two steps, because it also reports which exemplar it was.
+    `exvae/uses/generate.py` does the same in two steps because it also reports the exemplars.
     """
     key_pick, key_z = jax.random.split(key)
     mean = components.means[jax.random.randint(key_pick, shape[:1], 0, components.count)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
+from exvae.arrays import Array
 from exvae.distributions import Normal, log_normal
 from exvae.priors.prior import Encoder, Exemplars
 
@@ -20,7 +21,7 @@ def gaussian_log_prob(z: Float[Array, "S D"]) -> Float[Array, " S"]:
 
 
 def init(key: Array, options: ConfigDict, input_shape: tuple[int, ...]) -> dict:
-    """There is nothing to learn."""
+    """This prior has no parameters."""
     del key, options, input_shape
     return {}
 
@@ -28,6 +29,7 @@ def init(key: Array, options: ConfigDict, input_shape: tuple[int, ...]) -> dict:
 def training_log_prob(
     params: dict, encode: Encoder, z: Float[Array, "S D"], exemplars: Exemplars | None, mesh: Mesh
 ) -> Float[Array, " S"]:
+    """log N(z | 0, I)."""
     del params, encode, exemplars, mesh
     return gaussian_log_prob(z)
 
@@ -35,20 +37,24 @@ def training_log_prob(
 def components(
     params: dict, encode: Encoder, means: Float[Array, "N D"] | None, count: int | Int[Array, ""] | None = None
 ) -> None:
+    """This prior has no components."""
     del params, encode, means, count
 
 
 def log_prob(components: None, z: Float[Array, "S D"], mesh: Mesh | None = None) -> Float[Array, " S"]:
+    """log N(z | 0, I)."""
+    """log N(z | 0, I)."""
     del components, mesh
     return gaussian_log_prob(z)
 
 
 def transition(params: dict, q: Normal) -> Normal:
-    """q(z|x) itself, as in the paper's data augmentation."""
+    """q(z|x), as in the paper's data augmentation."""
     del params
     return q
 
 
 def sample(key: Array, components: None, shape: tuple[int, int], temperature: float) -> Float[Array, "n D"]:
+    """Draw codes from N(0, temperature^2 I)."""
     del components
     return temperature * jax.random.normal(key, shape)

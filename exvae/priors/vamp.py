@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
+from exvae.arrays import Array
 from exvae.distributions import LOG_2PI, Normal, sample_normal
 from exvae.priors.prior import Encoder, Exemplars
 
@@ -19,9 +20,9 @@ USES_EXEMPLARS = False
 
 
 def vamp_log_prob(z: Float[Array, "S D"], q: Normal) -> Float[Array, " S"]:
-    """log 1/P sum_p N(z | mu_p, diag(v_p)), the VampPrior, with q the posteriors of the P pseudo-inputs.
+    """log 1/P sum_p N(z | mu_p, diag(v_p)), where q holds the posteriors of the P pseudo-inputs.
 
-    The square is expanded, so that all (S, P) exponents are two matrix products.
+    The square is expanded, so the (S, P) exponents are a sum of two matrix products.
     """
     product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     precision = jnp.exp(-q.log_var)  # (P, D)
@@ -32,17 +33,20 @@ def vamp_log_prob(z: Float[Array, "S D"], q: Normal) -> Float[Array, " S"]:
 
 def init(key: Array, options: ConfigDict, input_shape: tuple[int, ...]) -> dict:
     """Pseudo-inputs ~ N(0.05, 0.01^2)."""
+    # Differs from the authors' code: this is the initialisation that training starts from. There, the initialisation
+    # of the weights runs later and overwrites it.
     return {"pseudo_inputs": 0.05 + 0.01 * jax.random.normal(key, (options.num_pseudo_inputs, *input_shape))}
 
 
 def pseudo_posteriors(params: dict, encode: Encoder) -> Normal:
-    """q(z|u_p) of the pseudo-inputs, which are kept in [0, 1] like pixels."""
+    """q(z|u_p) of the pseudo-inputs, clipped to [0, 1] like pixels."""
     return encode(jnp.clip(params["pseudo_inputs"], 0.0, 1.0))
 
 
 def training_log_prob(
     params: dict, encode: Encoder, z: Float[Array, "S D"], exemplars: Exemplars | None, mesh: Mesh
 ) -> Float[Array, " S"]:
+    """The mixture of the posteriors of the pseudo-inputs."""
     del exemplars, mesh
     return vamp_log_prob(z, pseudo_posteriors(params, encode))
 
@@ -56,20 +60,20 @@ def components(
 
 
 def log_prob(components: Normal, z: Float[Array, "S D"], mesh: Mesh | None = None) -> Float[Array, " S"]:
-    """Distances are taken from the mean of z: codes of one image lie close together, so the squares stay small."""
+    """`vamp_log_prob` with the mean of z as the origin: codes of one image are close together, so squares are small."""
     del mesh
     origin = jnp.mean(z, axis=0)
     return vamp_log_prob(z - origin, components._replace(mean=components.mean - origin))
 
 
 def transition(params: dict, q: Normal) -> Normal:
-    """q(z|x) itself, as in the paper's data augmentation."""
+    """q(z|x), as in the paper's data augmentation."""
     del params
     return q
 
 
 def sample(key: Array, components: Normal, shape: tuple[int, int], temperature: float) -> Float[Array, "n D"]:
-    """A component is drawn uniformly for each code."""
+    """Draw a component uniformly for each code, then the code."""
     key_pick, key_z = jax.random.split(key)
     pick = jax.random.randint(key_pick, shape[:1], 0, len(components.mean))
     return sample_normal(key_z, Normal(components.mean[pick], components.log_var[pick]), temperature)

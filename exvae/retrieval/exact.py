@@ -1,4 +1,4 @@
-"""Exact nearest neighbours in the table of latent means, inside the jitted step."""
+"""Exact nearest neighbours in the table of latent means, inside the compiled step."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
+from exvae.arrays import Array
 from exvae.retrieval import NOBODY
 from exvae.retrieval.draw import Draw
 from exvae.scale import sharding
 
-BLOCK = 25_600  # table rows scored at a time, at most
-CPU_SCORES = 640_000  # pairs that a CPU scores at a time: they stay in a core's cache
-FAR = 1e30  # score of an empty slot; finite, because accelerators split the factors of an exact product: inf - inf
-SEGMENT = 32  # values whose minimum stands for them in the first stage of top-k
+BLOCK = 25_600  # largest number of table rows scored at a time
+CPU_SCORES = 640_000  # pairs that a CPU scores at a time: the scores fit into a core's cache
+FAR = 1e30  # score of an empty slot. Not inf: accelerators split the factors of a full-precision product (inf - inf)
+SEGMENT = 32  # number of values in a segment of `smallest_k`
 
 
 def smallest_k(values: Float[Array, "B N"], k: int) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
-    """The k smallest values of each row, ascending, and where they stand. N must be a multiple of SEGMENT.
+    """The k smallest values of each row in ascending order, and their positions. N must be a multiple of SEGMENT.
 
-    Exact in two stages: the k smallest lie in the (at most) k segments with the smallest minima. A segment takes every
-    (N / SEGMENT)-th value, so that the minima are taken across rows of SIMD lanes.
+    The result is exact. It takes two stages: the k smallest values are in the k segments with the smallest minima. A
+    segment consists of every (N / SEGMENT)-th value, which suits SIMD instructions.
     """
     batch, n = values.shape
     columns = n // SEGMENT
@@ -45,20 +46,21 @@ def nearest(
     draw: Draw,
     leave_out: Int[Array, " B"] | None,
 ) -> Int[Array, "B K"]:
-    """The k drawn rows of the table nearest to each query, without the row `leave_out`; NOBODY where there are fewer.
+    """The k drawn rows of the table nearest to each query, without the row `leave_out`; NOBODY if there are fewer.
 
-    Each device looks among its own rows, then the candidates of all are merged.
+    Each device searches its own rows. Then the candidates of all devices are merged.
     """
     bound = _most_drawn(draw, len(table) // mesh.size)
 
-    def local(queries, table, draw_keys, leave_out):
+    def local(queries: Array, table: Array, draw_keys: Array, leave_out: Array | None) -> Array:
         rows = lax.axis_index(sharding.AXIS) * len(table) + jnp.arange(len(table))
-        real = jnp.minimum(rows, draw.num_train - 1)  # of padding the draw must not be asked: it might never answer
+        real = jnp.minimum(rows, draw.num_train - 1)  # `contains` may not terminate for rows of padding
         allowed = draw.replace(keys=draw_keys).contains(real) & (rows < draw.num_train)
         rows = jnp.nonzero(allowed, size=bound, fill_value=NOBODY)[0]
-        values, found = nearest_of(queries, table, rows, k + 1)  # one more, should the query itself be among them
+        values, found = nearest_of(queries, table, rows, k + 1)  # one more, because the query itself may be among them
         found = jnp.where(found == NOBODY, NOBODY, found + lax.axis_index(sharding.AXIS) * len(table))
         values, found = (lax.all_gather(x, sharding.AXIS, axis=1, tiled=True) for x in (values, found))
+        # Differs from the authors' code: the query is removed before the top-k. There it takes one of the K places.
         if leave_out is not None:
             values = jnp.where(found == leave_out[:, None], FAR, values)
         return best_of(values, found, k)
@@ -69,10 +71,11 @@ def nearest(
 
 
 def _most_drawn(draw: Draw, num_rows: int) -> int:
-    """So many of a device's rows are drawn at most. On one device it is M.
+    """An upper bound on the number of drawn rows of a device. On a single device it is M.
 
-    On several the number is hypergeometric, and by Hoeffding's inequality more than M s + sqrt(18 M) of it, with s the
-    device's share of N, come once in 10^15 draws. What is beyond would not be found, which leaves the bound a bound.
+    On several devices the number is hypergeometric. Let s be the device's share of the N rows. By Hoeffding's
+    inequality the number exceeds M s + sqrt(18 M) once in 10^15 draws. Rows beyond the bound would not be found, and
+    the objective would still be a lower bound.
     """
     m = draw.num_exemplars
     share = min(1.0, num_rows / draw.num_train)
@@ -81,7 +84,7 @@ def _most_drawn(draw: Draw, num_rows: int) -> int:
 
 
 def best_of(values: Float[Array, "B C"], rows: Int[Array, "B C"], k: int) -> Int[Array, "B K"]:
-    """The k rows with the smallest scores, smallest first; NOBODY where there are fewer."""
+    """The k rows with the smallest scores in ascending order; NOBODY if there are fewer."""
     value, best = lax.top_k(-values, k)
     return jnp.where(-value > 0.5 * FAR, NOBODY, jnp.take_along_axis(rows, best, axis=1))
 
@@ -89,10 +92,10 @@ def best_of(values: Float[Array, "B C"], rows: Int[Array, "B C"], k: int) -> Int
 def nearest_of(
     queries: Float[Array, "B D"], table: Float[Array, "R D"], rows: Int[Array, " M"], k: int
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
-    """The k nearest of some rows of the table, and more: those of each block. Where the row is NOBODY the score is FAR.
+    """Scores and numbers of the k nearest rows of each block of the table, among `rows`. The score of NOBODY is FAR.
 
-    ||q - c||^2 / 2 - ||q||^2 / 2 = ||c||^2 / 2 - q.c orders the rows as the distance does; the half norm rides along as
-    one more column of the matrix product. Streams over blocks of the table.
+    The score is ||q - c||^2 / 2 - ||q||^2 / 2 = ||c||^2 / 2 - q.c, which has the order of the distance. The half norm
+    is one more column of the matrix product.
     """
     rows, block = _blocks(rows, k, len(queries))
     found = table[rows]
@@ -100,18 +103,19 @@ def nearest_of(
     found = jnp.concatenate([found, half_norms[:, None]], axis=-1)
     queries = jnp.concatenate([-queries, jnp.ones_like(queries[:, :1])], axis=-1)
 
-    def search_block(args):
+    def search_block(args: tuple[Array, Array]) -> tuple[Array, Array]:
         block_table, block_rows = args
         scores = jnp.matmul(queries, block_table.T, precision=lax.Precision.HIGHEST)  # (B, block)
         values, position = smallest_k(scores, k)
         return values, block_rows[position]
 
     blocks = (found.reshape(-1, block, found.shape[1]), rows.reshape(-1, block))
-    return tuple(jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in lax.map(search_block, blocks))
+    values, found_rows = (jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in lax.map(search_block, blocks))
+    return values, found_rows
 
 
 def _blocks(rows: Int[Array, " M"], least: int, num_queries: int) -> tuple[Int[Array, " P"], int]:
-    """Row numbers padded with NOBODY to whole blocks of equal size, and that size: a multiple of SEGMENT."""
+    """Row numbers padded with NOBODY to blocks of equal size, and that size. It is a multiple of SEGMENT."""
     on_cpu = jax.default_backend() == "cpu"
     most = min(BLOCK, max(1024, CPU_SCORES // num_queries)) if on_cpu else BLOCK
     num_blocks = -(-len(rows) // most)

@@ -1,6 +1,6 @@
-"""An index of the table of means on the host, rebuilt in the background while training goes on.
+"""An index of the table of means on the host, rebuilt in the background during training.
 
-The index itself is a library's: a new one is a file with `require` and `choose_shape`, and a line in `INDEXES`.
+A library does the search. To add one, write a module that implements `Library` and add it to `INDEXES`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,65 +19,74 @@ from ml_collections import ConfigDict
 
 from exvae.retrieval import NOBODY, scann
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Table = Float[np.ndarray, "N D"]
-NICE = 10  # lowers the priority of the thread that builds an index
-RECALL_QUERIES = 50
-RECALL_ROWS = 100_000  # rows that the exact search for the recall scores at a time
+NICE = 10  # niceness of the thread that builds an index
+RECALL_QUERIES = 50  # rows whose neighbours are compared to measure the recall
+RECALL_ROWS = 100_000  # rows that the exact search scores at a time to measure the recall
 
 
+@runtime_checkable
 class Index(Protocol):
-    """An index over a snapshot of the table."""
+    """An index of a snapshot of the table."""
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Neighbours of these rows, nearest first, the row itself among them; NOBODY where too few were found."""
+        """Neighbours of these rows, nearest first, including the row itself; NOBODY if too few were found."""
         ...
 
 
+@runtime_checkable
 class Shape(Protocol):
-    """What an index is made of, chosen once for a run."""
+    """The settings of an index, chosen once for a run."""
 
     def build(self, table: Table) -> Index:
-        """The index of a table. The same table must always give the same index, or a resumed run would differ."""
+        """Build the index of a table. Equal tables must give equal indices, otherwise a resumed run would differ."""
         ...
 
-    def describe(self) -> str: ...
+    def describe(self) -> str:
+        """The settings in a few words, for the log."""
+        ...
 
     def advice(self) -> str:
-        """What to change in the config where the index finds too few neighbours."""
+        """What to change in the config if the index finds too few neighbours."""
         ...
 
 
+@runtime_checkable
 class Library(Protocol):
-    """A library of nearest neighbour search."""
+    """A library for nearest neighbour search."""
 
     def require(self) -> None:
         """Raise a UserError if it is not installed."""
         ...
 
-    def choose_shape(self, config: ConfigDict, num_train: int) -> Shape: ...
+    def choose_shape(self, config: ConfigDict, num_train: int) -> Shape:
+        """Choose the settings of the index for a config and the number of exemplars."""
+        ...
 
 
 INDEXES: dict[str, Library] = {"scann": scann}  # by config.retrieval.search
 
 
 class Indices:
-    """The index in use, and the next one, which is built in the background.
+    """The current index, and the next one, which is built in the background.
 
-    Every `rebuild_steps` steps the next index is put to use, and another one of the table as it is then is begun: an
-    index is between one and two such periods old. The swap has its fixed step, however long the build takes, so that a
-    run does not depend on the speed of the machine. If the build is not done by then, training waits and says so.
+    Every `rebuild_steps` steps the next index becomes the current one, and a new build starts from the current table.
+    The table of the index in use is therefore one to two such periods old. The swap happens at a fixed step, so a run
+    does not depend on the speed of the machine. If the build has not finished by then, training waits and prints it.
     """
 
     def __init__(self, shape: Shape, num_neighbours: int, min_recall: float):
         self._shape, self._num_neighbours, self._min_recall = shape, num_neighbours, min_recall
 
     def start(self, indexed: Table, pending: Table | None) -> None:
-        """From the two tables of a state; None: both are the same."""
+        """Build both indices from the two tables of a state. `pending` is None if the tables are equal."""
         self._used = in_background(self._build, indexed)
         self._next = self._used if pending is None else in_background(self._build, pending)
 
     def swap(self, table: Table) -> None:
-        """Use the next index, and begin another one."""
+        """Switch to the next index, and start to build another one from `table`."""
         began = time.monotonic()
         self._used = self._next
         self._used.result()
@@ -86,11 +95,12 @@ class Indices:
         self._next = in_background(self._build, table)
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
+        """Neighbours of these rows in the current index."""
         return self._used.result()[0].search(index)
 
     @property
     def recall(self) -> float:
-        """Of the index in use, against an exact search of the same table."""
+        """Recall of the current index, relative to an exact search of the same table."""
         return self._used.result()[1]
 
     def _build(self, table: Table) -> tuple[Index, float]:
@@ -105,7 +115,7 @@ class Indices:
 
 
 def recall(index: Index, table: Table, k: int) -> float:
-    """The fraction of the k nearest rows (without the row itself) that an index finds, over rows drawn at random."""
+    """The fraction of the k nearest other rows that an index finds, averaged over random rows."""
     rows = np.random.default_rng(0).integers(len(table), size=RECALL_QUERIES)
     found = index.search(rows)
     k = min(k, len(table) - 1, found.shape[1] - 1)
@@ -115,13 +125,13 @@ def recall(index: Index, table: Table, k: int) -> float:
     first = np.argsort(found == NOBODY, axis=1, kind="stable")[:, :k]
     found = np.take_along_axis(found, first, axis=1)
     squares = np.sum(np.square(table[found] - table[rows][:, None]), axis=-1)
-    # By distance and not by number: rows that are equally far can stand in for each other.
+    # Compare distances instead of row numbers: rows at equal distance are equally good.
     reached = squares <= _kth_square(table, rows, k)[:, None] * (1 + 1e-4)
     return float(np.mean(reached & (found != NOBODY)))
 
 
 def _kth_square(table: Table, rows: Int[np.ndarray, " Q"], k: int) -> Float[np.ndarray, " Q"]:
-    """Squared distance of the k-th nearest other row, in blocks of rows."""
+    """Squared distance to the k-th nearest other row."""
     queries, nearest = table[rows], np.full((len(rows), k), np.inf, np.float32)
     norms = np.sum(np.square(queries), axis=1)[:, None]
     for start in range(0, len(table), RECALL_ROWS):
@@ -133,15 +143,15 @@ def _kth_square(table: Table, rows: Int[np.ndarray, " Q"], k: int) -> Float[np.n
     return np.max(nearest, axis=1)
 
 
-def in_background(function: Callable, *args: Any) -> Future:
-    """In a thread of low priority. The program does not wait for it when it ends."""
-    future: Future = Future()
+def in_background(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
+    """Call a function in a thread of low priority. The program does not wait for the thread when it exits."""
+    future: Future[T] = Future()
 
     def work() -> None:
-        with contextlib.suppress(AttributeError, OSError):  # only Linux has priorities of threads
+        with contextlib.suppress(AttributeError, OSError):  # only Linux has thread priorities
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
-            future.set_result(function(*args))
+            future.set_result(function(*args, **options))
         except BaseException as error:
             future.set_exception(error)
 

@@ -1,4 +1,4 @@
-"""Nearest neighbours from a ScaNN index on the host."""
+"""Nearest neighbour search with a ScaNN index on the host."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ml_collections import ConfigDict
 from exvae.errors import UserError
 from exvae.retrieval import NOBODY
 
-BRUTE_FORCE_BELOW = 10_000  # a tree over fewer rows saves nothing
-LEAVES_SEARCHED = 25  # at the least; with sqrt(N) leaves about 97 % of the 40 nearest lie in them at N = 50,000 to 10^6
-CODES_FROM = 500_000  # rows from which 4-bit codes save more time than they cost (40 dimensions)
-REORDERED = 5  # rows scored again exactly for each candidate
-TRAINING_ROWS = 100_000  # rows that k-means sees at most; all rows are then assigned to its centres
-SET_MIN_LOG_LEVEL = "_ZN4absl12lts_2025012714SetMinLogLevelENS0_18LogSeverityAtLeastE"  # of the absl in scann 1.4.2
-WARNING = 1  # absl's number
+BRUTE_FORCE_BELOW = 10_000  # with fewer rows a tree saves no time
+LEAVES_SEARCHED = 25  # smallest number. For N = 50,000 to 10^6 and sqrt(N) leaves it finds 97 % of the 40 nearest
+CODES_FROM = 500_000  # number of rows from which 4-bit codes save time (40 dimensions)
+REORDERED = 5  # rows that are scored again exactly, for each candidate
+TRAINING_ROWS = 100_000  # largest number of rows that k-means is trained on
+SET_MIN_LOG_LEVEL = "_ZN4absl12lts_2025012714SetMinLogLevelENS0_18LogSeverityAtLeastE"  # symbol in scann 1.4.2
+WARNING = 1  # absl's number of this level
 
 
 def require() -> None:
-    """Say clearly that ScaNN is missing before any work is done."""
+    """Raise a UserError if ScaNN is not installed."""
     try:
         import scann  # noqa: F401
     except ImportError as error:
@@ -36,10 +36,11 @@ def require() -> None:
 
 
 def num_candidates(k: int, num_exemplars: int, num_train: int) -> int:
-    """How many neighbours to ask for so that K are left after removing the query and what was not drawn.
+    """The number C of neighbours to ask for, so that K remain after removing the query and exemplars not drawn.
 
-    Of C neighbours about C M / N are drawn; C is such that three standard deviations fewer are still K + 1 (or 11: with
-    a small K the deviation is no measure, and a row that is left with none would have no prior at all).
+    On average C M / N of them are drawn. C is chosen so that three standard deviations below this mean there are still
+    K + 1, and at least 11: for small K the normal approximation is poor, and an image without neighbours would have a
+    prior of zero.
     """
     p, wanted = num_exemplars / num_train, max(k, 10) + 1
     root = (3 * math.sqrt(1 - p) + math.sqrt(9 * (1 - p) + 4 * wanted)) / 2  # of C p - 3 sqrt(C p (1-p)) = wanted
@@ -47,20 +48,22 @@ def num_candidates(k: int, num_exemplars: int, num_train: int) -> int:
 
 
 class Shape(NamedTuple):
-    """What an index is made of."""
+    """The settings of an index."""
 
     num_results: int  # C, candidates for each query
-    leaves: int  # of the tree; 0: no tree, every row is scored
-    searched: int  # leaves that a query looks into
+    leaves: int  # leaves of the tree; 0: no tree, every row is scored
+    searched: int  # leaves that a query searches
     reorder: int  # rows scored again exactly after a first score from 4-bit codes; 0: no codes
 
     def describe(self) -> str:
+        """The settings in a few words, for the log."""
         tree = f"{self.leaves} leaves, {self.searched} searched" if self.leaves else "no leaves, every row scored"
         return (
             f"{tree}, {f'{self.reorder} scored again' if self.reorder else 'no codes'}, {self.num_results} candidates"
         )
 
     def advice(self) -> str:
+        """What to change in the config if the index finds too few neighbours."""
         return (
             f"more config.retrieval.leaves_searched (now {self.searched} of {self.leaves}) finds more"
             if self.leaves
@@ -68,15 +71,16 @@ class Shape(NamedTuple):
         )
 
     def build(self, table: Float[np.ndarray, "N D"]) -> ScannIndex:
+        """Build the index of a table."""
         return ScannIndex(table, self)
 
 
 def choose_shape(config: ConfigDict, num_train: int) -> Shape:
-    """The index for N rows and K neighbours; fields of config.retrieval that are not 0 overrule the rule.
+    """The settings of the index for N rows and K neighbours. Nonzero fields of config.retrieval take precedence.
 
-    sqrt(N) leaves, so that finding leaves and scoring rows grow alike; of them 25 are searched, or as many as hold
-    three times the candidates: time grows with sqrt(N). From half a million rows on, rows are scored by 4-bit codes
-    first, and five times as many as there are candidates are scored again exactly.
+    The tree has sqrt(N) leaves, which balances the cost of finding leaves and of scoring rows. A query searches 25
+    leaves, or as many as hold three times the candidates. The time of a query grows with sqrt(N). From 500,000 rows on,
+    rows are scored with 4-bit codes first, and the best (five times the number of candidates) are scored again exactly.
     """
     options = config.retrieval
     num_results = num_candidates(options.num_neighbours, config.prior.num_exemplars, num_train)
@@ -90,17 +94,17 @@ def choose_shape(config: ConfigDict, num_train: int) -> Shape:
 
 
 class ScannIndex:
-    """An index over a snapshot of the table of latent means."""
+    """An index of a snapshot of the table of latent means."""
 
     def __init__(self, table: Float[np.ndarray, "N D"], shape: Shape):
-        import scann  # slow to import, and absent where nobody asks for it
+        import scann  # imported here: it is slow to import and need not be installed for other searches
 
         _quiet(scann)
         self._table, self._num_results = table, shape.num_results
         builder = scann.scann_ops_pybind.builder(table, shape.num_results, "squared_l2").set_n_training_threads(1)
         if shape.leaves:
-            # k-means++ and one thread: the same table always gives the same index, and a resumed run the same
-            # neighbours. The default (random centres, all threads) does not, and would take the cores from training.
+            # k-means++ and one thread make the build deterministic, so a resumed run finds the same neighbours. The
+            # default (random centres, all threads) is not deterministic and would slow down training.
             builder = builder.tree(
                 num_leaves=shape.leaves,
                 num_leaves_to_search=shape.searched,
@@ -111,23 +115,23 @@ class ScannIndex:
         self._searcher = builder.build()
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Neighbours of rows `index`, nearest first, the row itself among them; NOBODY where too few were found.
+        """Neighbours of rows `index`, nearest first, including the row itself; NOBODY if too few were found.
 
-        Differs from the paper: the query is the row as the index knows it, not the mean under the newest parameters.
-        Both ends of a distance are so of the same age, and the host searches for the next step while the device
-        computes this one. It changes which exemplars are retrieved, not that the objective is a bound.
+        Differs from the paper: the query is the row of the indexed table, not the mean under the newest parameters.
+        Query and neighbours are then equally old, and the host can search for the next step while the device computes
+        this one. This changes which exemplars are retrieved. The objective is still a lower bound.
         """
         found, distances = self._searcher.search_batched_parallel(self._table[index])
-        # ScaNN marks what it did not find by a distance of NaN, and leaves out columns that are empty in every row.
+        # ScaNN marks missing results with a distance of NaN. It omits columns that are empty in all rows.
         neighbours = np.full((len(index), self._num_results), NOBODY, np.int32)
         neighbours[:, : found.shape[1]] = np.where(np.isnan(distances), NOBODY, found.astype(np.int32))
         return neighbours
 
 
 def _quiet(scann: ModuleType) -> None:
-    """Leave of what its C++ core logs on standard error only warnings and errors, not two lines for every build.
+    """Hide the two lines that ScaNN's C++ code logs to standard error in each build. Warnings and errors remain.
 
-    ScaNN has no setting for it and reads none from the environment. Where the call is missing, the lines appear.
+    ScaNN has no setting for this. If the library lacks the symbol, the lines appear.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(scann.scann_ops_pybind.scann_pybind.__file__)[SET_MIN_LOG_LEVEL](WARNING)

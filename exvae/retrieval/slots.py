@@ -1,69 +1,96 @@
-"""The exemplars of a step: the one place that chooses them, for every search.
+"""The choice of a step's exemplars, for every search.
 
-none   all M drawn ones                              on the host, in `choose_on_host`
+none   all M drawn exemplars                         on the host, in `choose_on_host`
 scann  the K nearest of each image, from an index    on the host, in `choose_on_host`
 exact  the K nearest of each image, from the table   in the compiled step, in `choose`
 
-Each exemplar has a slot, and each slot a device.
+A chosen exemplar occupies a slot, and each slot belongs to a device.
 
-Differs from the paper: the K nearest *among the drawn* (as in the authors' code), where Algorithm 1 takes the K nearest
-and then those of them that are drawn, which may be none.
-Differs from the authors' code: the image itself is removed before the K nearest are taken. There it takes one of the K
-places and is masked afterwards.
+Differs from the paper: neighbours are the K nearest *among the drawn* exemplars, as in the authors' code. Algorithm 1
+takes the K nearest of all exemplars and keeps those that are drawn, which may be none.
+Differs from the authors' code: the image itself is removed before the K nearest are selected. There it takes one of the
+K places and is masked afterwards.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeVar, runtime_checkable
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 from ml_collections import ConfigDict
 
+from exvae.arrays import Array, Record
 from exvae.retrieval import NOBODY, exact
 from exvae.retrieval.draw import Draw
 from exvae.scale import sharding
 
+Leaf = TypeVar("Leaf", bound=jax.Array | int | None)
 
-class Slots(NamedTuple):
+
+class Slots(Record):
     """The exemplars of a step, and which of them each image may see."""
 
-    index: Int[Array, " U"]  # number of the exemplar in each slot; NOBODY: the slot is empty
-    count: Int[Array, " B"] | int  # number of components that the prior of each image is divided by
-    leave_out: Int[Array, " B"] | None  # numbers of the images themselves; None without leave-one-out
-    neighbours: Int[Array, "B K"] | None  # the only exemplars that each image sees; None: it sees all
+    index: Int[Array, " U"]  # number of the exemplar in each slot; NOBODY marks an empty slot
+    count: Int[Array, " B"] | int  # number of mixture components, for each image
+    leave_out: Int[Array, " B"] | None  # the images' own numbers; None without leave-one-out
+    neighbours: Int[Array, "B K"] | None  # the only exemplars that each image may see; None: all of them
 
     def repeat(self, times: int) -> Slots:
-        """A row for each of several codes of an image, one after another."""
-        each = lambda leaf: jnp.repeat(leaf, times, axis=0) if isinstance(leaf, jax.Array) else leaf  # noqa: E731
+        """Repeat the row of each image `times` times, once for each of its codes."""
+
+        def each(leaf: Leaf) -> Leaf:
+            return jnp.repeat(leaf, times, axis=0) if isinstance(leaf, jax.Array) else leaf
+
         return Slots(self.index, each(self.count), each(self.leave_out), each(self.neighbours))
 
 
+@runtime_checkable
 class Lookup(Protocol):
-    """What a search on the host offers: an index of the table (`exvae/retrieval/index.py`)."""
+    """A search on the host, for example in an index of the table (`exvae/retrieval/index.py`)."""
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Candidates for each of these rows of the table, nearest first; NOBODY where there are fewer."""
+        """Candidates for each of these rows of the table, nearest first; NOBODY if there are fewer."""
         ...
 
 
 def choose_on_host(
     config: ConfigDict, draw: Draw, index: Int[np.ndarray, " B"], lookup: Lookup | None
 ) -> Int[np.ndarray, " U"] | None:
-    """The slots that the host can choose before the step; None: the step chooses them itself.
+    """The slots, if the host chooses them. None if the compiled step chooses them.
 
     Args:
       index: numbers of the batch's images.
+      lookup: the search of the host; None if it has none.
     """
     if config.retrieval.search == "none":
         return draw.members()
     if lookup is None:
         return None
     leave_out = index if config.prior.leave_one_out else None
-    return cut(lookup.search(index), config.retrieval.num_neighbours, draw=draw, leave_out=leave_out).reshape(-1)
+    candidates = lookup.search(index)
+    check_candidates(candidates, num_queries=len(index), num_train=draw.num_train)
+    return cut(candidates, config.retrieval.num_neighbours, draw=draw, leave_out=leave_out).reshape(-1)
+
+
+def check_candidates(candidates: object, *, num_queries: int, num_train: int) -> None:
+    """Check what a `Lookup` returned.
+
+    Raises:
+      AssertionError: names what is wrong.
+    """
+    what = "the search gave candidates"
+    shape, dtype = np.shape(candidates), np.result_type(candidates)
+    message = f"{what} of shape {shape}, it must be ({num_queries}, number of candidates)"
+    chex.assert_shape(candidates, (num_queries, None), custom_message=message)
+    chex.assert_type(candidates, int, custom_message=f"{what} of dtype {dtype}, it must be an integer")
+    low, high = np.min(candidates, initial=NOBODY), np.max(candidates, initial=NOBODY)
+    if low < NOBODY or high >= num_train:
+        raise AssertionError(f"{what} from {low} to {high}, they must lie in {NOBODY}..{num_train - 1}")
 
 
 def nearest(
@@ -75,7 +102,7 @@ def nearest(
     queries: Float[Array, "B D"],
     table: Float[Array, "R D"],
 ) -> Int[Array, " U"]:
-    """search = exact: K slots for each image, of the rows of the table that are nearest to its mean."""
+    """search = exact: K slots for each image, with the rows of the table nearest to its latent mean."""
     leave_out = index if config.prior.leave_one_out else None
     k = config.retrieval.num_neighbours
     return exact.nearest(mesh, jax.lax.stop_gradient(queries), table, k, draw=draw, leave_out=leave_out).reshape(-1)
@@ -91,19 +118,20 @@ def choose(
     queries: Float[Array, "B D"],
     table: Float[Array, "R D"] | None,
 ) -> Slots:
-    """What each image of the batch sees: O1, O2 and O3 of the paper.
+    """The exemplars that each image of the batch may see: O1, O2 and O3 of the paper.
+
+    Differs from the paper: with retrieval.scored = union (the default) an image sees the neighbours of the whole batch,
+    as in the authors' code, and not only its own K. This gives a tighter bound for the same work.
+    Differs from the paper: the images of a batch share one draw of M exemplars, as in the authors' code. The paper has
+    a draw from the other N - 1 images for each image. Here, a drawn image sees the M - 1 others and divides by M - 1.
 
     Args:
       index: numbers of the batch's images.
-      chosen: what `choose_on_host` chose.
+      chosen: the result of `choose_on_host`.
       queries: the images' latent means.
-
-    Differs from the paper: with retrieval.scored = union (the default) an image sees the neighbours of the whole batch,
-    as in the authors' code, and not only its own K: a tighter bound for the same work.
-    Differs from the paper: one draw of M serves the whole batch (as in the authors' code), instead of a draw from the
-    other N - 1 for each image. An image that is in the draw sees, and is divided by, the M - 1 others.
     """
     if chosen is None:
+        assert table is not None, "search = exact needs the table of latent means"
         chosen = nearest(config, mesh, draw, index, queries=queries, table=table)
     neighbours = None
     if config.retrieval.search != "none":  # O3, Eq. (12)
@@ -118,7 +146,7 @@ def choose(
 def cut(
     candidates: Int[np.ndarray, "B C"], k: int, *, draw: Draw, leave_out: Int[np.ndarray, " B"] | None
 ) -> Int[np.ndarray, "B K"]:
-    """The first k candidates of each row that are drawn and not the row's own image; NOBODY where there are fewer."""
+    """The first k candidates of each row that are drawn and are not the row's own image; NOBODY if there are fewer."""
     valid = (candidates != NOBODY) & draw.contains(np.maximum(candidates, 0))
     if leave_out is not None:
         valid &= candidates != leave_out[:, None]
@@ -127,7 +155,7 @@ def cut(
 
 
 def each_once(slots: Int[Array, " U"]) -> Int[Array, " U"]:
-    """The same exemplars, each in one slot, with NOBODY in place of duplicates. No exemplar changes its slot."""
+    """Replace duplicates by NOBODY, so that each exemplar is in one slot. No exemplar moves to another slot."""
     order = jnp.argsort(slots, stable=True)
     ascending = slots[order]
     again = jnp.append(False, ascending[1:] == ascending[:-1])
@@ -135,7 +163,13 @@ def each_once(slots: Int[Array, " U"]) -> Int[Array, " U"]:
 
 
 def _contains(mesh: Mesh, draw: Draw, index: Int[Array, " B"]) -> Bool[Array, " B"]:
-    """Whether images are drawn. Each device answers for its own images: the answer is a loop, and a loop over arrays
-    that are split would make the devices exchange data in every round."""
-    local = lambda keys, index: draw.replace(keys=keys).contains(index)  # noqa: E731
+    """Whether each image is drawn.
+
+    Each device computes this for its own images. The computation has a loop, and a loop over arrays that are split
+    would exchange data between devices in each iteration.
+    """
+
+    def local(keys: Array, index: Array) -> Array:
+        return draw.replace(keys=keys).contains(index)
+
     return sharding.per_device(mesh, local, (sharding.WHOLE, sharding.PART), sharding.PART)(draw.keys, index)

@@ -1,36 +1,42 @@
-"""The table of latent means that RAT searches: a row for each exemplar, as of when it was last encoded.
+"""The table of latent means that RAT searches. Row n is mu(x_n) when exemplar n was last encoded.
 
-Its rows are split over the devices. There are R of them: N rounded up to a multiple of the number of devices.
+The rows are split over the devices. Their number R is N rounded up to a multiple of the number of devices.
+
+Differs from the authors' code: the table is filled once and then only updated, as in Algorithm 1 of the paper. The code
+refreshes it in every epoch; retrieval.refresh_epochs = 1 does the same.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
+from exvae.arrays import Array
 from exvae.retrieval import NOBODY
 from exvae.scale import sharding
 
 Table = Float[Array, "R D"]
+Tables = TypeVar("Tables", bound=Table | tuple[Table, Table] | None)
 
 
 def fill(encode_all: Callable[[], Table], *, indexed: bool) -> tuple[Table, tuple[Table, Table] | None]:
-    """The table before the first step (Algorithm 1), and the tables of the two first indices if the search has them."""
+    """The table before the first step (Algorithm 1). If `indexed`, also the tables of the first two indices."""
     table = encode_all()
     return table, (jnp.copy(table), jnp.copy(table)) if indexed else None
 
 
 def update(mesh: Mesh, table: Table, index: Int[Array, " U"], means: Float[Array, "U D"]) -> Table:
-    """Write means into rows `index`, on the device that has the row. Slots with NOBODY are skipped."""
+    """Write means into rows `index`. Slots with NOBODY are skipped."""
 
-    def local(table, index, means):
+    def local(table: Array, index: Array, means: Array) -> Array:
         row = index - lax.axis_index(sharding.AXIS) * len(table)
         here = (index != NOBODY) & (row >= 0) & (row < len(table))
         return table.at[jnp.where(here, row, len(table))].set(means, mode="drop")
@@ -40,18 +46,18 @@ def update(mesh: Mesh, table: Table, index: Int[Array, " U"], means: Float[Array
 
 
 def refresh(table: Table | None, encode_all: Callable[[], Table], *, epoch: int, every: int) -> Table | None:
-    """The whole table encoded anew after every so many epochs; 0: never, as in Algorithm 1."""
+    """Encode the whole table again after every `every` epochs. 0 means never, as in Algorithm 1."""
     return encode_all() if table is not None and every and epoch % every == 0 else table
 
 
 def like(mesh: Mesh, num_rows: int, latent_dim: int) -> jax.ShapeDtypeStruct:
-    """What a saved table looks like. It may have been made on another number of devices."""
+    """Shape and sharding of a saved table. The number of devices may have changed since it was saved."""
     place = sharding.part(mesh) if num_rows % mesh.size == 0 else sharding.whole(mesh)
     return jax.ShapeDtypeStruct((num_rows, latent_dim), jnp.float32, sharding=place)
 
 
-def resize(mesh: Mesh, tables: Table | tuple[Table, ...] | None, num_train: int) -> Table | tuple[Table, ...] | None:
-    """Restored tables with as many rows of padding as these devices need, split over them."""
+def resize(mesh: Mesh, tables: Tables, num_train: int) -> Tables:
+    """Pad restored tables for the current number of devices, and split them over the devices."""
     num_rows = sharding.round_up(num_train, mesh)
 
     @functools.partial(jax.jit, out_shardings=sharding.part(mesh))
@@ -62,5 +68,5 @@ def resize(mesh: Mesh, tables: Table | tuple[Table, ...] | None, num_train: int)
 
 
 def on_host(table: Table, num_train: int) -> Float[np.ndarray, "N D"]:
-    """A copy without the padding. The next step reuses the memory of the table itself."""
+    """A copy without padding. It must be a copy, because the next step reuses the memory of the table."""
     return np.array(sharding.fetch(table)[:num_train])

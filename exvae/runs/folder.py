@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def update_results(
     config: ConfigDict,
     best_epoch: int,
     test: dict[str, Any],
-    spent: dict[str, float | None] | None = None,
+    spent: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
     """Write results.json and return its contents.
 

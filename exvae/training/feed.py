@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Array, Int
+from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from exvae import keys
+from exvae.algorithm import Batch, training_terms
+from exvae.arrays import Array
 from exvae.data.store import Store
-from exvae.objectives import Batch, training_terms
 from exvae.priors import PRIORS
 from exvae.retrieval import NOBODY, slots, table
 from exvae.retrieval.draw import draw_exemplars
@@ -58,19 +59,20 @@ class Feeder:
         own = index[self._rows]
         batch = Batch(sharding.join_rows(self._mesh, own, len(index)), store=self._store.whole)
         if self._store.on_host:
-            batch = batch._replace(images=self._store.take(own))
+            batch = batch.replace(images=self._store.take(own))
         if not uses_exemplars(self._config):
             return batch
         chosen = self._choose(state, batch, number, own)
         if chosen is None:
             return batch
-        batch = batch._replace(chosen=sharding.join_rows(self._mesh, chosen, len(chosen) * jax.process_count()))
-        return batch._replace(chosen_images=self._store.take(chosen)) if self._store.on_host else batch
+        batch = batch.replace(chosen=sharding.join_rows(self._mesh, chosen, len(chosen) * jax.process_count()))
+        return batch.replace(chosen_images=self._store.take(chosen)) if self._store.on_host else batch
 
     def swap_index(self, state: TrainState, number: int) -> TrainState:
         """Before step `number`, if it is due: put the next index to use, and begin one of the table as it is now."""
         if not self._indices or not number or number % self._config.retrieval.rebuild_steps:
             return state
+        assert state.table is not None and state.indexed is not None  # an index has them
         snapshot = jnp.copy(state.table)
         self._indices.swap(table.on_host(snapshot, len(self._store)))
         return state.replace(indexed=(state.indexed[1], snapshot))
@@ -101,6 +103,7 @@ class Feeder:
         shape = INDEXES[options.search].choose_shape(self._config, len(self._store))
         print(f"index of {shape.describe()}, rebuilt every {options.rebuild_steps} steps", flush=True)
         indices = Indices(shape, options.num_neighbours, options.min_recall)
+        assert state.indexed is not None  # filled before the first step
         used, pending = (table.on_host(part, len(self._store)) for part in state.indexed)
         # Up to the first swap, both tables are the one that was filled before the first step.
         is_first = int(state.step) <= options.rebuild_steps
@@ -115,6 +118,7 @@ def _make_find(
 
     @jax.jit
     def find(state: TrainState, batch: Batch) -> Int[Array, " U"]:
+        assert state.table is not None  # this search has one
         draw = draw_exemplars(state.key, state.step, num_train, config.prior.num_exemplars)
         terms, _ = training_terms(step_key(state), config, model, state.params, batch)
         queries = terms.q.mean[:: config.objective.samples]

@@ -12,10 +12,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 from ml_collections import ConfigDict
 
 from exvae import keys
+from exvae.arrays import Array
 from exvae.data.batches import epoch_order
 from exvae.evaluation.elbo import mean_elbo
 from exvae.evaluation.evaluate import describe as describe_figures
@@ -215,7 +215,9 @@ def _sigma(config: ConfigDict, state: TrainState) -> dict[str, float]:
 def _finish(setup: Setup, tools: Tools, state: TrainState) -> dict:
     """Samples and test figures of the best parameters, results.json."""
     spent = tools.stopwatch.spent()
-    best_step, params, _ = tools.checkpoints.restore_best(state.params)
+    best = tools.checkpoints.restore_best(state.params)
+    assert best is not None  # the first validation saves one
+    best_step, params, _ = best
     epoch = best_step // setup.steps_per_epoch
     trained = TrainedModel(
         config=setup.config,

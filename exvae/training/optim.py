@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
 
+from exvae.arrays import Array
 from exvae.once import for_equal_configs
 
 NORM_EPS = 1e-7

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from exvae.objectives import Batch, Problem, algorithm_1
+from exvae.algorithm import Batch, Problem, algorithm_1
+from exvae.arrays import Array
 from exvae.once import for_equal_configs
 from exvae.scale import sharding
 from exvae.state import TrainState, state_shardings

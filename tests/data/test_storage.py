@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import resource
+import shutil
 
 import numpy as np
 import pytest
@@ -23,14 +24,20 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
     """Images in two classes, each with its number in its pixels."""
+    pictures = tmp_path_factory.mktemp("pictures")
     for i in range(COUNT):
-        path = tmp_path / "pictures" / "ab"[i % 2] / f"{i:03d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = pictures / "ab"[i % 2] / f"{i:03d}.png"
+        path.parent.mkdir(exist_ok=True)
         Image.fromarray(np.array([[i // 256, i % 256], [7, 9]], np.uint8)).save(path)
-    return tmp_path / "pictures"
+    return pictures
+
+
+@pytest.fixture
+def folder(drawn, tmp_path):
+    return shutil.copytree(drawn, tmp_path / "pictures")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from exvae.data.store import Store
 from exvae.encoding import make_encode_all
 from exvae.evaluation import elbo, evaluate
 from exvae.scale import sharding
+from tests.conftest import compilations
 
 SHAPE, DIM = (3, 4, 1), 2
 
@@ -82,17 +83,12 @@ def test_mean_elbo_does_not_see_the_padding(setup):
 
 def test_mean_elbo_compiles_once_for_all_batches(setup):
     _, params, evaluator, rng = setup
-    evaluator = evaluator._replace(batch=5)
-    shapes = []
-
-    def elbo_batch(key, params, images, components):
-        shapes.append(images.shape)
-        return evaluator.elbo_batch(key, params, images[:4], components)._replace(elbo=np.zeros(5))
-
-    counted = evaluator._replace(elbo_batch=elbo_batch)
-    parts = evaluator.components(params, rng.normal(size=(7, DIM)).astype("f"), 7)
-    elbo.mean_elbo(jax.random.key(0), counted, params, binary(rng, 12), parts)
-    assert shapes == [(5, *SHAPE)] * 3
+    evaluator, means = evaluator._replace(batch=5), rng.normal(size=(7, DIM)).astype(np.float32)
+    with compilations() as compiled:
+        for count in (12, 15):  # the last batch of three is filled up, or full
+            parts = evaluator.components(params, means, 7)
+            elbo.mean_elbo(jax.random.key(0), evaluator, params, binary(rng, count), parts)
+    assert compiled["elbo_batch"] == 1
 
 
 def test_mean_elbo_does_not_see_rows_beyond_the_exemplars(setup):
@@ -111,7 +107,7 @@ def test_encode_all_gives_means_of_images_in_order(setup, on_host):
     model, params, evaluator, rng = setup
     images = rng.integers(0, 256, (9, *SHAPE), dtype=np.uint8)
     x = images.astype(np.float32) / 255
-    want = model.apply({"params": params["model"]}, x, method="encode").mean
+    want = jax.jit(lambda: model.apply({"params": params["model"]}, x, method="encode").mean)()
     store = Store(evaluator.mesh, images, device_mib=1e-6 if on_host else 1, memory_mib=1)
     assert store.on_host == on_host
     encode_all = make_encode_all(model, evaluator.mesh, block=4)

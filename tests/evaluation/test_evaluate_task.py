@@ -215,35 +215,29 @@ def test_figures_of_other_parameters_images_or_options_are_not_mixed_up(trained)
     assert evaluate.settings_of(open_run(config, workdir)) == here
 
 
-def test_fields_that_do_not_matter_do_not_score_again(copied, monkeypatch):
-    config, workdir = copied
-    config.eval.method, config.eval.num_images = "exact", 3
-    evaluate.main(open_run(config, workdir))
-    monkeypatch.setattr(evaluate, "make_scorer", None)
-    config.eval.tolerance, config.eval.candidates, config.eval.audit = 0.5, 9, 2
-    evaluate.main(open_run(config, workdir))
-
-
-def test_every_kind_of_evaluation_keeps_its_summary(copied):
+def test_every_kind_of_evaluation_keeps_its_summary_and_scores_once(copied, monkeypatch):
     config, workdir = copied
     first = results_of(workdir)
-    config.eval.num_images = 2
-    config.eval.method = "exact"
+    config.eval.method, config.eval.num_images = "exact", 3
     evaluate.main(open_run(config, workdir))
     summaries = [json.loads(path.read_text()) for path in (workdir / "evaluations").glob("*.json")]
     assert sorted(summary["eval"]["method"] for summary in summaries) == ["exact", "pruned"]
     assert first in [summary["test"] for summary in summaries]
+    monkeypatch.setattr(evaluate, "make_scorer", None)
+    config.eval.tolerance, config.eval.candidates, config.eval.audit = 0.5, 9, 2  # they do not matter to this one
+    evaluate.main(open_run(config, workdir))
 
 
-def test_other_training_images_are_refused(tmp_path, tiny_config, rng):
-    images = rng.integers(0, 256, (200, 5, 5), dtype=np.uint8)
-    np.savez(tmp_path / "images.npz", images=images)
-    tiny_config.data.name = f"npz:{tmp_path}/images.npz"
-    tiny_config.prior.num_exemplars, tiny_config.train.epochs = 50, 1
-    loop.train(tiny_config, tmp_path / "run")
-    np.savez(tmp_path / "images.npz", images=images[::-1])
+def test_other_training_images_are_refused(copied):
+    config, workdir = copied
+    stored = json.loads((workdir / "config.json").read_text())
+    stored["data"]["split_seed"] = 1
+    (workdir / "config.json").write_text(json.dumps(stored))
     with pytest.raises(UserError, match="other training images"):
-        evaluate.main(open_run(tiny_config, tmp_path / "run"))
+        evaluate.main(open_run(config, workdir))
+    config.data.split_seed = 1
+    with pytest.raises(UserError, match="a run on other training images"):
+        loop.train(config, workdir)
 
 
 def test_more_images_go_on_from_fewer(copied):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
+from exvae import data
 from exvae.config import get_config
 from exvae.errors import UserError
 from exvae.evaluation import pixels
@@ -81,7 +82,7 @@ def test_experiment_writes_its_folder(tmp_path, name):
         assert 0 < test["bits_per_dim"] < 1
 
 
-def test_bandwidth_is_chosen_around_training_images_only(tmp_path):
+def test_bandwidth_is_chosen_on_validation_around_training_images_only(tmp_path):
     """With validation images among the exemplars it would fall to nothing."""
     config = get_config()
     config.data.name, config.data.num_images = "glyphs", 300
@@ -91,7 +92,10 @@ def test_bandwidth_is_chosen_around_training_images_only(tmp_path):
         config.eval.exemplars = which
         pixels.main(config, tmp_path / which)
         bandwidths.append(json.loads((tmp_path / which / "results.json").read_text())["test"]["bandwidth"])
-    assert bandwidths[0] == bandwidths[1]
+    grey = data.load(config.data, binarize=False)
+    kernel, train = pixels.KERNELS["gaussian"], grey.train.images
+    on_valid, on_test = (pixels.choose_bandwidth(kernel, part.images, train) for part in (grey.valid, grey.test))
+    assert bandwidths == [on_valid, on_valid] and on_valid != on_test
 
 
 def test_window_of_another_kernel_does_not_overwrite_a_folder(tmp_path):

@@ -227,7 +227,7 @@ def test_inputs_side_by_side_are_one_of_their_widths_together():
     rng = np.random.default_rng(0)
     few, many = rng.normal(size=(4, 5)).astype(np.float32), rng.normal(size=(12, 2)).astype(np.float32)
     layer = GatedDense(6)
-    params = layer.init(jax.random.key(0), few, many)
+    params = jax.jit(layer.init)(jax.random.key(0), few, many)
     assert params["params"]["gate"]["kernel"].shape == (7, 6)
 
     def apart(params, few, many):
@@ -236,10 +236,12 @@ def test_inputs_side_by_side_are_one_of_their_widths_together():
     def joined(params, few, many):
         return layer.apply(params, jnp.concatenate([jnp.repeat(few, 3, axis=0), many], axis=1))
 
-    np.testing.assert_allclose(apart(params, few, many), joined(params, few, many), rtol=1e-5, atol=1e-6)
-    weights = rng.normal(size=(12, 6))
-    ours, want = (
-        jax.grad(lambda *a, f=f: jnp.sum(weights * f(*a)), argnums=(0, 1, 2))(params, few, many)
-        for f in (apart, joined)
-    )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, want)
+    weights = rng.normal(size=(12, 6)).astype(np.float32)
+
+    def run(function):
+        weighted = lambda *args: (jnp.sum(weights * (out := function(*args))), out)  # noqa: E731
+        return jax.jit(jax.value_and_grad(weighted, (0, 1, 2), has_aux=True))(params, few, many)
+
+    (((_, ours), our_grads), ((_, want), want_grads)) = run(apart), run(joined)
+    np.testing.assert_allclose(ours, want, rtol=1e-5, atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), our_grads, want_grads)

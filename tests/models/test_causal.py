@@ -14,6 +14,18 @@ QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
 H, W, F = 4, 5, 6
 
 
+@functools.partial(jax.jit, static_argnums=(0, 2), compiler_options=QUICKLY)
+def initialised(module, x, *windows):
+    return module.init(jax.random.key(0), x, *windows)
+
+
+def drawn(module, method):
+    """Parameters of the size of fresh ones, without compiling an initialisation."""
+    rng = np.random.default_rng(5)
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, H, W, 2)), method=method))
+    return jax.tree.map(lambda s: rng.uniform(-0.5, 0.5, s.shape).astype(np.float32), shapes)
+
+
 def dependence(f, shape):
     """(L, L): whether output pixel i changes when pixel j of the input does, at any of three inputs."""
     rng = np.random.default_rng(0)
@@ -30,13 +42,13 @@ def dependence(f, shape):
 
 def masked_conv(mask):
     module = causal.WeightNormConv(F, mask)
-    variables = module.init(jax.random.key(0), jnp.zeros((1, H + 1, W + 2, 2)))
+    variables = initialised(module, jnp.zeros((1, H + 1, W + 2, 2)))
     return lambda x: module.apply(variables, causal.all_windows(x))
 
 
 def residual():
     module = causal.GatedResidual(2, 0.1)
-    variables = module.init(jax.random.key(0), jnp.zeros((1, H, W, 2)), causal.all_windows)
+    variables = initialised(module, jnp.zeros((1, H, W, 2)), causal.all_windows)
     return lambda x: module.apply(variables, x, causal.all_windows)
 
 
@@ -59,7 +71,7 @@ def decoder():
     def logits(module, x):
         return module(x, module.context(maps))
 
-    variables = module.init(jax.random.key(0), jnp.zeros((1, H, W, 2)), method=logits)
+    variables = drawn(module, logits)
     return lambda x: module.apply(variables, x, method=logits)
 
 
@@ -105,14 +117,19 @@ def test_attention_equals_a_softmax_over_the_pixels_before(monkeypatch):
         if i:
             weights = np.exp(k[b, :i, h].astype(np.float64) @ q[b, i, h] / 2)
             want[b, i, h] = weights / weights.sum() @ v[b, :i, h]
-    whole = jax.vjp(causal.causal_attention, q, k, v)
+
+    def run():
+        out, back = jax.vjp(causal.causal_attention, q, k, v)
+        return out, back(pull)
+
+    whole = jax.jit(run, compiler_options=QUICKLY)()
     np.testing.assert_allclose(whole[0], want, atol=1e-5)
     # In chunks that do not divide the length, an image at a time: the same, forward and backward.
     monkeypatch.setattr(causal, "SMALLEST_CHUNK", 4)
     monkeypatch.setattr(causal, "SCORE_BYTES", 0)
-    chunked = jax.vjp(causal.causal_attention, q, k, v)
+    chunked = jax.jit(lambda: run(), compiler_options=QUICKLY)()
     np.testing.assert_allclose(chunked[0], want, atol=1e-5)
-    for got, expected in zip(chunked[1](pull), whole[1](pull), strict=True):
+    for got, expected in zip(chunked[1], whole[1], strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
@@ -126,7 +143,7 @@ def test_attention_keeps_no_scores_for_the_backward_pass():
 def test_weight_norm_starts_at_the_drawn_kernel_and_scales_with_its_gain():
     module = causal.WeightNormConv(5, causal.INCLUSIVE)
     x = np.random.default_rng(0).normal(size=(2, 4, 5, 3)).astype(np.float32)
-    params = module.init(jax.random.key(0), x)["params"]
+    params = initialised(module, x)["params"]
     mask = np.array(causal.INCLUSIVE)[:, :, None, None]
     kernel = np.asarray(params["direction"], np.float64) * mask
 
@@ -146,10 +163,9 @@ def test_weight_norm_starts_at_the_drawn_kernel_and_scales_with_its_gain():
 def test_dropout_is_there_in_training_only():
     module = causal.GatedResidual(4, 0.5)
     x = np.random.default_rng(0).normal(size=(1, 3, 3, 4)).astype(np.float32)
-    variables = module.init(jax.random.key(0), x, causal.all_windows)
-    plain = [module.apply(variables, x, causal.all_windows) for _ in range(2)]
+    variables = initialised(module, x, causal.all_windows)
+    apply = jax.jit(lambda **rngs: module.apply(variables, x, causal.all_windows, **rngs))
+    plain = [apply() for _ in range(2)]
     np.testing.assert_array_equal(*plain)
-    trained = [
-        module.apply(variables, x, causal.all_windows, rngs={"dropout": jax.random.key(seed)}) for seed in range(2)
-    ]
+    trained = [apply(rngs={"dropout": jax.random.key(seed)}) for seed in range(2)]
     assert np.abs(trained[0] - plain[0]).max() > 1e-3 and np.abs(trained[0] - trained[1]).max() > 1e-3

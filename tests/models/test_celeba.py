@@ -50,12 +50,14 @@ def case():
     return model, {"model": params, **statistics}, x
 
 
+@functools.partial(jax.jit, static_argnames="stride", compiler_options=QUICKLY)
 def conv(x, kernel, stride=1):
     return lax.conv_general_dilated(
         x, kernel, (stride, stride), [(2, 2)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
+@functools.partial(jax.jit, compiler_options=QUICKLY)
 def normed(params, statistics, y):
     p, s = params["BatchNorm_0"], statistics["BatchNorm_0"]
     return jax.nn.elu((y - s["mean"]) / jnp.sqrt(s["var"] + 1e-5) * p["scale"] + p["bias"])
@@ -73,16 +75,16 @@ def test_networks_equal_a_forward_pass_with_running_statistics(case):
     q, logits = outputs(model, params, np.asarray(to_unit(x)), z)
     h = np.asarray(to_unit(x))
     for name in (f"layers_{i}" for i in range(4)):
-        h = normed(p["encoder"][name], s["encoder"][name], conv(h, p["encoder"][name]["Conv_0"]["kernel"], 2))
+        h = normed(p["encoder"][name], s["encoder"][name], conv(h, p["encoder"][name]["Conv_0"]["kernel"], stride=2))
     assert h.shape == (5, 2, 3, 16)
-    h = h.reshape(5, -1)
+    h = np.asarray(h).reshape(5, -1)
     np.testing.assert_allclose(q.mean, h @ p["q_z"]["mean"]["kernel"] + p["q_z"]["mean"]["bias"], rtol=1e-3, atol=1e-3)
     d = p["decoder"]
     h = (z @ d["layers_0"]["kernel"] + d["layers_0"]["bias"]).reshape(5, 2, 3, 16)
     for name in (f"layers_{i}" for i in range(2, 6)):
-        h = h.repeat(2, axis=1).repeat(2, axis=2)
+        h = np.asarray(h).repeat(2, axis=1).repeat(2, axis=2)
         h = normed(d[name], s["decoder"][name], conv(h, d[name]["Conv_0"]["kernel"]))
-    want = conv(h, d["layers_6"]["kernel"]) + d["layers_6"]["bias"]
+    want = np.asarray(conv(h, d["layers_6"]["kernel"])) + d["layers_6"]["bias"]
     assert want.shape == (5, 32, 48, 3)
     np.testing.assert_allclose(logits, want[:, :20, :36], rtol=1e-3, atol=1e-3)
 
@@ -93,21 +95,23 @@ def test_training_uses_the_batch_and_updates_running_statistics(case):
     keys = jax.random.split(jax.random.key(0))
     train = jax.jit(functools.partial(models.training_terms, *keys, model), compiler_options=QUICKLY)
     terms, new = train(params, x)
-    first = conv(x, params["model"]["encoder"]["layers_0"]["Conv_0"]["kernel"], 2)
+    first = np.asarray(conv(x, params["model"]["encoder"]["layers_0"]["Conv_0"]["kernel"], stride=2))
     old = params["batch_stats"]["encoder"]["layers_0"]["BatchNorm_0"]
     now = new["batch_stats"]["encoder"]["layers_0"]["BatchNorm_0"]
     for name, value in (("mean", first.mean((0, 1, 2))), ("var", first.var((0, 1, 2)))):
         np.testing.assert_allclose(now[name], 0.9 * old[name] + 0.1 * value, rtol=1e-3, atol=1e-4)
     # What the batch is normalised by is its own, whatever was remembered.
-    forgotten = {**params, "batch_stats": jax.tree.map(jnp.ones_like, params["batch_stats"])}
+    forgotten = {**params, "batch_stats": jax.tree.map(np.ones_like, params["batch_stats"])}
     np.testing.assert_allclose(train(forgotten, x)[0].log_px, terms.log_px, rtol=1e-5)
-    q, _ = outputs(model, params, x, np.asarray(terms.z))
+    q, logits = outputs(model, params, x, np.asarray(terms.z))
     assert np.abs(q.mean - terms.q.mean).max() > 1e-2
-    mean = jax.nn.sigmoid(outputs(model, params, x, np.asarray(terms.z))[1])
-    evaluated = models.apply(model, params, x, terms.z, method="log_px")
-    np.testing.assert_allclose(
-        evaluated, log_discretized_logistic(x, mean, params["model"]["family"]["log_scale"]), rtol=1e-4
-    )
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    def log_px(params, z, logits):
+        want = log_discretized_logistic(x, jax.nn.sigmoid(logits), params["model"]["family"]["log_scale"])
+        return models.apply(model, params, x, z, method="log_px"), want
+
+    np.testing.assert_allclose(*log_px(params, terms.z, logits), rtol=1e-4)
 
 
 def test_exemplars_are_encoded_with_running_statistics(case):

@@ -11,8 +11,18 @@ from scipy import stats
 
 from exvae import models
 from exvae.config import get_config
+from exvae.models import pixelsnail
+from tests.conftest import Patch
 
 QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_blocks():
+    """They compile faster than four, which test_causal.py has."""
+    with Patch.context() as patch:
+        patch.setattr(pixelsnail, "BLOCKS", 2)
+        yield
 
 
 def build(image_shape, likelihood="bernoulli", **fields):

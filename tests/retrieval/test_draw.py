@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from exvae.retrieval.draw import draw_exemplars
+from exvae.retrieval.draw import Draw, draw_exemplars
 
 
 def draws(n, m, times, seed=0):
     key = np.asarray(jax.random.key_data(jax.random.key(seed)))
-    return np.stack([draw_exemplars(key, step, n, m).contains(np.arange(n)) for step in range(times)])
+    keys = np.stack([draw_exemplars(key, step, n, m).keys for step in range(times)], axis=1)
+    return Draw(keys[:, :, None], n, m).contains(np.arange(n))  # (times, n)
 
 
 @pytest.mark.parametrize("n, m", [(1, 1), (2, 1), (37, 1), (1000, 999), (1009, 500), (65_537, 3), (9, 9)])

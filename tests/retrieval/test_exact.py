@@ -74,6 +74,16 @@ def test_nearest_equals_a_sort(monkeypatch, block, rows, m, leave_out):
     np.testing.assert_array_equal(*search(queries, table, 6, m, own if leave_out else None))
 
 
+def test_nearest_on_several_devices_is_that_of_all_rows(several_devices, rng):
+    """203 rows, and one of padding, on four devices."""
+    table = rng.normal(size=(204, 5)).astype(np.float32)
+    own, draw, mesh = rng.permutation(203)[:6], draw_exemplars(KEY, 0, 203, 90), several_devices(4)
+    queries = table[own] + rng.normal(scale=0.05, size=(6, 5)).astype(np.float32)
+    run = jax.jit(lambda *args: exact.nearest(mesh, *args, 6, draw=draw, leave_out=own), compiler_options=QUICKLY)
+    want = brute(queries, table[:203], 6, draw.contains(np.arange(203)), own)
+    np.testing.assert_array_equal(run(queries, table), want)
+
+
 def test_nearest_leaves_out_the_row_in_every_block(monkeypatch):
     monkeypatch.setattr(exact, "BLOCK", 32)
     table = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)

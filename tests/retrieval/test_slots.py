@@ -48,15 +48,16 @@ def test_each_once_keeps_exemplar_zero():
     assert sorted(np.asarray(slots.each_once(jnp.array([0, 0, 0, 0])))) == [NOBODY, NOBODY, NOBODY, 0]
 
 
-def test_update_writes_exactly_the_named_rows():
+@pytest.mark.parametrize("devices", [1, 4])
+def test_update_writes_exactly_the_named_rows(several_devices, devices):
     rng = np.random.default_rng(1)
     table = rng.normal(size=(12, 3)).astype(np.float32)
-    index = np.array([11, 0, NOBODY, 5, NOBODY])
-    means = rng.normal(size=(5, 3)).astype(np.float32)
+    index = np.array([11, 0, NOBODY, 5, NOBODY, 6, 3])  # of four devices with three rows each
+    means = rng.normal(size=(7, 3)).astype(np.float32)
     want = table.copy()
     for row, mean in zip(index, means, strict=True):
         if row != NOBODY:
             want[row] = mean
-    mesh = sharding.make_mesh()
+    mesh = sharding.make_mesh() if devices == 1 else several_devices(devices)
     got = jax.jit(lambda *args: tables.update(mesh, *args))(table, index, means)
     np.testing.assert_array_equal(got, want)

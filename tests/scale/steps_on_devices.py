@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import chex
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
@@ -87,6 +88,7 @@ def place(state, setup):
 def run_steps(architecture: str, search: str, images: Path) -> dict[str, np.ndarray]:
     """The first epoch, which is twenty steps."""
     setup = loop.prepare(make_config(architecture, search, images), Path(tempfile.mkdtemp()))
+    chex.clear_trace_counter()
     assert setup.steps_per_epoch == 20
     state = place(first_state(architecture, images), setup)
     tools = loop.Tools(

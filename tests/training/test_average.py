@@ -13,7 +13,6 @@ from exvae.evaluation.elbo import mean_elbo
 from exvae.keys import VALID, stream
 from exvae.runs.checkpoint import Checkpoints
 from exvae.training import loop
-from tests import test_every_architecture
 from tests.training.test_loop import assert_same_run, metric_lines
 
 
@@ -31,31 +30,12 @@ def to_float64(tree) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.array(leaf, np.float64) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def test_average_is_of_parameters_and_batch_statistics(tmp_path, few_layers):
-    config = test_every_architecture.make_config("celeba", tmp_path)
-    config.prior.name, config.optim.ema = "gaussian", 0.9
-    setup, state = restored(config, tmp_path / "run")
-    feeder = loop.Feeder(setup.config, setup.model, setup.mesh, setup.store, state)
-    want = to_float64(state.params)
-    assert any("batch_stats" in name for name in want) and any("['model']" in name for name in want)
-    for t in range(1, 18):
-        state, _ = setup.train_step(state, feeder(state, t - 1, np.arange(24, dtype=np.int32)))
-        d = {8: 1 / 10, 16: 2 / 11}.get(t, float(t > 8))  # before step 8 the newest parameters
-        want = {name: d * want[name] + (1 - d) * value for name, value in to_float64(state.params).items()}
-        average = to_float64(state.average)
-        assert average.keys() == want.keys()
-        for name, value in average.items():
-            np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6, err_msg=f"{name} {t}")
-
-
-def test_average_is_validated_kept_and_loaded_but_the_search_goes_by_the_parameters(tiny_config, tmp_path):
-    tiny_config.optim.estimator, tiny_config.optim.ema = "stl", 0.9
-    tiny_config.train.epochs, tiny_config.retrieval.refresh_epochs = 1, 1
-    results = loop.train(tiny_config, tmp_path)
-    setup, state = restored(tiny_config, tmp_path)
-    valid = [line for line in metric_lines(tmp_path) if line["split"] == "valid"][-1]
-    assert valid["epoch"] == results["best_epoch"] == 1
-    key = stream(jax.random.wrap_key_data(state.key), VALID, 1)
+def test_average_is_validated_kept_and_loaded_but_the_search_goes_by_the_parameters(recipe):
+    config, folder, _ = recipe
+    setup, state = restored(config, folder)
+    valid = [line for line in metric_lines(folder) if line["split"] == "valid"][-1]
+    assert valid["epoch"] == json.loads((folder / "results.json").read_text())["best_epoch"] == 3
+    key = stream(jax.random.wrap_key_data(state.key), VALID, 3)
     elbos, means = {}, {}
     for name in ("average", "params"):
         params = getattr(state, name)
@@ -66,7 +46,7 @@ def test_average_is_validated_kept_and_loaded_but_the_search_goes_by_the_paramet
         )["elbo"]
     assert valid["elbo"] == pytest.approx(elbos["average"], rel=1e-6)
     assert abs(valid["elbo"] - elbos["params"]) > 0.1
-    loaded, average, params = map(to_float64, (exvae.load(tmp_path).params, state.average, state.params))
+    loaded, average, params = map(to_float64, (exvae.load(folder).params, state.average, state.params))
     assert loaded.keys() == average.keys()
     for name, value in loaded.items():
         np.testing.assert_array_equal(value, average[name], err_msg=name)
@@ -75,6 +55,7 @@ def test_average_is_validated_kept_and_loaded_but_the_search_goes_by_the_paramet
     assert np.abs(state.table - means["average"]).max() > 1e-3
 
 
+@pytest.mark.usefixtures("unscored")
 def test_run_from_before_the_average_goes_on(copied, tmp_path):
     """Its state has no field `average`, and its config.json none of `optim.estimator` and `optim.ema`."""
     config, old = copied
@@ -93,7 +74,7 @@ def test_run_from_before_the_average_goes_on(copied, tmp_path):
     stored = json.loads((old / "config.json").read_text())
     del stored["optim"]["estimator"], stored["optim"]["ema"], stored["objective"], stored["train"]["validate_epochs"]
     (old / "config.json").write_text(json.dumps(stored))
-    config.train.epochs = 2
+    config.train.epochs = 3
     for folder in (old, tmp_path / "new"):
         loop.train(config, folder)
     assert_same_run(config, old, tmp_path / "new")

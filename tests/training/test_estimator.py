@@ -10,10 +10,10 @@ import optax
 import pytest
 
 from exvae import models, objectives
+from exvae.algorithm import Batch, Problem, algorithm_1
 from exvae.config import get_config
 from exvae.distributions import Normal, binarize, log_normal, log_posterior, sample_normal
 from exvae.models.hvae import HVAE
-from exvae.objectives import Batch, Problem, algorithm_1
 from exvae.priors.gaussian import gaussian_log_prob
 from exvae.retrieval.draw import draw_exemplars
 from exvae.scale import sharding

@@ -8,16 +8,17 @@ import sys
 import time
 from pathlib import Path
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
 
+from exvae import once
 from exvae.data.batches import epoch_order
 from exvae.runs.checkpoint import Checkpoints
-from exvae.training import loop, step
+from exvae.scale import sharding
+from exvae.training import loop, setup
+from tests.conftest import compilations
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,94 +50,38 @@ def assert_same_run(config, one: Path, other: Path) -> None:
     assert results[0] == results[1]
 
 
+def check_folder(config, workdir: Path, results: dict) -> None:
+    lines = metric_lines(workdir)
+    for line in lines:
+        assert line["elbo"] == pytest.approx(line["reconstruction"] - line["kl"], abs=1e-3)
+    valid = [line["elbo"] for line in lines if line["split"] == "valid"]
+    assert valid[-1] > valid[0] + 5
+    assert results == json.loads((workdir / "results.json").read_text())
+    assert results["config"] == json.loads((workdir / "config.json").read_text())
+    assert results["test"]["exemplars"] == (320 if config.prior.name == "exemplar" else 0)
+    assert (workdir / "figures" / "samples.png").stat().st_size > 1000
+    assert list(workdir.glob("events.out.tfevents.*"))
+
+
+@pytest.mark.usefixtures("quick_start", "unscored")
 @pytest.mark.parametrize(
     ("architecture", "prior", "search"),
-    [
-        ("vae", "gaussian", "none"),
-        ("vae", "vamp", "none"),
-        ("hvae", "exemplar", "none"),
-        ("vae", "exemplar", "exact"),
-        ("vae", "exemplar", "scann"),
-    ],
+    [("vae", "gaussian", "none"), ("vae", "vamp", "none"), ("hvae", "exemplar", "none"), ("vae", "exemplar", "exact")],
 )
 def test_run_learns_and_writes_its_folder(tiny_config, tmp_path, architecture, prior, search):
+    """`recipe` is another: with search = scann."""
     tiny_config.model.architecture, tiny_config.prior.name = architecture, prior
     tiny_config.retrieval.search = search
     results = loop.train(tiny_config, tmp_path)
-    lines = metric_lines(tmp_path)
-    assert [line["split"] for line in lines] == ["train", "valid"] * 3 + ["test"]
-    for line in lines:
-        assert line["elbo"] == pytest.approx(line["reconstruction"] - line["kl"], abs=1e-3)
-    assert lines[-2]["elbo"] > lines[1]["elbo"] + 5
-    assert results == json.loads((tmp_path / "results.json").read_text())
-    assert results["config"] == json.loads((tmp_path / "config.json").read_text())
-    assert results["test"]["exemplars"] == (320 if prior == "exemplar" else 0)
-    assert (tmp_path / "figures" / "samples.png").stat().st_size > 1000
-    assert list(tmp_path.glob("events.out.tfevents.*"))
+    check_folder(tiny_config, tmp_path, results)
+    assert [line["split"] for line in metric_lines(tmp_path)] == ["train", "valid"] * 3 + ["test"]
 
 
-def test_users_colour_images_train_a_convolutional_model(tiny_config, tmp_path, few_layers, rng):
-    """A folder of images of several sizes, one subfolder a class; z1 and z2 of different sizes."""
-    for number in range(60):
-        folder = tmp_path / "images" / f"class {number % 2}"
-        folder.mkdir(parents=True, exist_ok=True)
-        size = (20 + number, 30, 3)
-        Image.fromarray(rng.integers(0, 100 + 150 * (number % 2), size, dtype=np.uint8)).save(folder / f"{number}.png")
-    tiny_config.data.name, tiny_config.data.image_size = f"images:{tmp_path}/images", 9
-    tiny_config.data.colour = True
-    tiny_config.model.architecture, tiny_config.model.lower_latent_dim = "convhvae", 3
-    tiny_config.prior.num_exemplars, tiny_config.train.batch_size, tiny_config.train.epochs = 24, 16, 2
-    results = loop.train(tiny_config, tmp_path / "run")
-    lines = metric_lines(tmp_path / "run")
-    assert lines[-2]["elbo"] > lines[1]["elbo"]
-    assert np.isfinite(results["test"]["elbo"])
-    assert results["test"]["exemplars"] == 48
-
-
-def test_train_step_is_traced_once(tiny_config, tmp_path, monkeypatch):
-    """Over epochs, and checkpoints within them."""
-    tiny_config.train.checkpoint_minutes, tiny_config.train.epochs, tiny_config.train.batch_size = 0.0, 2, 80
-    jit = jax.jit
-
-    def counting_jit(function, **options):
-        name = getattr(function, "__name__", "")
-        return jit(chex.assert_max_traces(function, n=1) if name == "train_step" else function, **options)
-
-    chex.clear_trace_counter()
-    monkeypatch.setattr(step.jax, "jit", counting_jit)
-    loop.train(tiny_config, tmp_path)
-
-
-def test_resumed_run_equals_straight_run(tiny_config, tmp_path, monkeypatch):
-    """Stopped inside an epoch, after a checkpoint that every step writes, with the ScaNN index between two builds.
-
-    With everything that the fast recipe adds to the state and to the step.
-    """
-    tiny_config.retrieval.search = "scann"
-    tiny_config.optim.estimator, tiny_config.optim.ema, tiny_config.objective.samples = "stl", 0.9, 2
-    tiny_config.optim.weight_decay, tiny_config.train.validate_epochs = 0.1, 2
-    loop.train(tiny_config, tmp_path / "straight")
-    tiny_config.train.checkpoint_minutes = 0.0
-
-    reached, real = 0, loop.check_finite
-
-    def interrupt(at, elbo):
-        nonlocal reached
-        reached = at
-        if at == 13:
-            raise KeyboardInterrupt
-        return real(at, elbo)
-
-    monkeypatch.setattr(loop, "check_finite", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        loop.train(tiny_config, tmp_path / "stopped")
-    monkeypatch.setattr(loop, "check_finite", real)
-    assert reached == 13
-    tiny_config.train.checkpoint_minutes = 5.0
-    loop.train(tiny_config, tmp_path / "stopped")
-    assert_same_run(tiny_config, tmp_path / "straight", tmp_path / "stopped")
-    lines = metric_lines(tmp_path / "straight")
-    assert [line["epoch"] for line in lines if line["split"] == "valid"] == [2, 3]  # every second, and the last
+def test_every_function_of_a_run_is_compiled_once(recipe):
+    """Whatever ends: steps, epochs, validations, builds of the index, checkpoints."""
+    compiled = recipe[2]
+    assert (compiled["train_step"], compiled["encode_whole"], compiled["score"]) == (1, 1, 1)
+    assert compiled["elbo_batch"] == 2  # validation has the exemplars' means split over the devices, the test has not
 
 
 def start(flags: list[str], workdir: Path) -> subprocess.Popen:
@@ -168,36 +113,50 @@ def test_killed_process_goes_on_bit_for_bit(tiny_config, tiny_flags, tmp_path):
     assert_same_run(tiny_config, killed, straight)
 
 
-def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tiny_config, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("unscored")
+def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(copied, monkeypatch):
     """The weights are poisoned after the first epoch: step 9 is named, the checkpoint of step 8 stays."""
-    tiny_config.train.epochs = 1
-    loop.train(tiny_config, tmp_path)
-    good = final_state(tiny_config, tmp_path)
-    tiny_config.train.epochs = 3
+    config, workdir = copied
+    good = final_state(config, workdir)
+    config.train.epochs = 3
     start = loop.start
 
     def poisoned(setup, checkpoints):
         state, seconds = start(setup, checkpoints)
         return state.replace(params=jax.tree.map(lambda p: p * jnp.nan, state.params)), seconds
 
-    monkeypatch.setattr(loop, "start", poisoned)
-    with pytest.raises(loop.Diverged, match="step 9"):
-        loop.train(tiny_config, tmp_path)
-    monkeypatch.setattr(loop, "start", start)
-    after = final_state(tiny_config, tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(loop.Diverged, match="step 9"):
+        patch.setattr(loop, "start", poisoned)
+        loop.train(config, workdir)
+    after = final_state(config, workdir)
     assert after[".step"] == 8
     for name in good:
         np.testing.assert_array_equal(good[name], after[name])
 
 
-def test_early_stopping_ends_the_run_after_the_warm_up(tiny_config, tmp_path):
-    """With a rate that ruins the model nothing improves: patience 2 counts from the end of the warm-up (epoch 2)."""
-    tiny_config.optim.learning_rate = 1.0
+@pytest.mark.usefixtures("quick_start")
+def test_early_stopping_ends_the_run_after_the_warm_up(tiny_config, tmp_path, monkeypatch):
+    """Nothing improves after the third epoch: patience 2 counts from the end of the warm-up (epoch 6)."""
+    tiny_config.prior.name, tiny_config.optim.kl_warmup_epochs = "gaussian", 6
     tiny_config.train.epochs, tiny_config.train.patience = 50, 2
-    results = loop.train(tiny_config, tmp_path)
-    last = max(line["epoch"] for line in metric_lines(tmp_path))
-    first_counted = max(results["best_epoch"] + 1, tiny_config.optim.kl_warmup_epochs)
-    assert last == first_counted + 1
+    elbos = {1: -9.0, 2: -8.0, 3: -7.0, 4: -7.5, 5: -7.5, 6: -7.5, 7: -7.0}
+    ended = []
+
+    def validate(_, state, epoch):
+        ended.append(epoch)
+        return {"elbo": elbos[epoch], "reconstruction": 0.0, "kl": 0.0}
+
+    monkeypatch.setattr(
+        setup, "make_train_step", lambda *_, **__: lambda state, batch: (state.replace(step=state.step + 1), -1.0)
+    )
+    monkeypatch.setattr(loop, "_validate", validate)
+    monkeypatch.setattr(loop, "_finish", lambda *_: {})
+    loop.train(tiny_config, tmp_path)
+    assert ended == [1, 2, 3, 4, 5, 6, 7]
+    best = [path.name for path in (tmp_path / "checkpoints" / "best").iterdir()]
+    assert sorted(best) == ["16", "24"]  # of the third epoch, and the one before it
+    loop.train(tiny_config, tmp_path)
+    assert len(ended) == 7  # it has ended, and stays so
 
 
 def test_epoch_order_visits_every_image_once_and_depends_on_seed_and_epoch():
@@ -210,6 +169,7 @@ def test_epoch_order_visits_every_image_once_and_depends_on_seed_and_epoch():
     assert (order != epoch_order(4, 5, 103, 10)).any()
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_table_rows_change_only_where_images_were_encoded(tiny_config, tmp_path):
     """Algorithm 1: one step writes the means of the batch and of its neighbours, and no other row."""
     setup = loop.prepare(tiny_config, tmp_path)
@@ -219,7 +179,7 @@ def test_table_rows_change_only_where_images_were_encoded(tiny_config, tmp_path)
     means = np.asarray(setup.evaluator.encode_all(state.params, setup.store))
     np.testing.assert_array_equal(state.table, means)  # filled before the first step
     before = means + 1.0
-    state = state.replace(table=jnp.asarray(before))
+    state = state.replace(table=sharding.split(setup.mesh, before))
     index = np.arange(40, dtype=np.int32)
     feeder = loop.Feeder(setup.config, setup.model, setup.mesh, setup.store, state)
     state, _ = setup.train_step(state, feeder(state, 0, index))
@@ -241,3 +201,30 @@ def test_mnist_reaches_a_sane_elbo_in_one_epoch(tmp_path):
     config.eval.num_images = 10
     results = loop.train(config, tmp_path)
     assert -200 < results["test"]["elbo"] < -150
+
+
+def test_resumed_run_equals_straight_run(recipe, tmp_path, monkeypatch):
+    """Stopped inside an epoch, a step after a checkpoint, with the ScaNN index between two builds."""
+    config, straight, _ = recipe
+    reached, real = 0, loop.check_finite
+
+    def interrupt(at, elbo):
+        nonlocal reached
+        reached = at
+        if at == 13:
+            raise KeyboardInterrupt
+        return real(at, elbo)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "check_finite", interrupt)
+        patch.setattr(loop, "_is_due", lambda step, due: step in (11, 12))
+        loop.train(config, tmp_path)
+    assert reached == 13
+    once.forget()  # as in a new process: what comes from a checkpoint must be as what a step leaves
+    with compilations() as compiled:
+        loop.train(config, tmp_path)
+    assert (compiled["train_step"], compiled["encode_whole"]) == (1, 1)
+    assert_same_run(config, straight, tmp_path)
+    check_folder(config, tmp_path, json.loads((tmp_path / "results.json").read_text()))
+    lines = metric_lines(straight)
+    assert [line["epoch"] for line in lines if line["split"] == "valid"] == [2, 3]  # every second, and the last

@@ -1,6 +1,7 @@
 """The augmented classifier: its loss, its noise, its records, and what practitioners take."""
 
 import dataclasses
+import functools
 import itertools
 import json
 
@@ -13,6 +14,7 @@ from exvae import data
 from exvae.errors import UserError
 from exvae.runs import progress
 from exvae.uses import augment, classifier
+from tests.conftest import compilations
 
 KEY = jax.random.key(0)
 
@@ -30,7 +32,7 @@ def world(run, learning_rate=0.1):
     run.config.augment.learning_rate = learning_rate
     network = classifier.Classifier(8, 5)
     optimizer = classifier.make_optimizer(run.config.augment, 10)
-    state = classifier.init_state(KEY, network, optimizer, run.model.image_shape)
+    state = jax.jit(lambda: classifier.init_state(KEY, network, optimizer, run.model.image_shape))()
     return network, optimizer, state, augment.make_source(run, run.grey.train)
 
 
@@ -49,8 +51,9 @@ def test_loss_is_the_weighted_smoothed_cross_entropy(run, rng):
         targets = np.full((6, 5), 0.1 / 5) + 0.9 * np.eye(5)[labels]  # supplement: 0.1 shared, 0.9 on the true class
         return -np.sum(targets * log_p, axis=1).mean()
 
+    loss_fn = jax.jit(functools.partial(classifier.loss_fn, network, smoothing=0.1), static_argnames="lambda_")
     for lambda_ in (0.0, 0.3, 1.0):
-        found = classifier.loss_fn(network, state.params, real, new, labels, lambda_=lambda_, smoothing=0.1)
+        found = loss_fn(state.params, real, new, labels, lambda_=lambda_)
         want = lambda_ * cross_entropy(real) + (1 - lambda_) * cross_entropy(new)
         assert float(found) == pytest.approx(want, rel=1e-4)
 
@@ -64,10 +67,11 @@ def test_new_images_are_fresh_rounded_draws_around_their_sources(make_run, prior
     np.testing.assert_allclose(codes.mean, q.mean, atol=1e-6)
     log_var = run.params["prior"]["log_var"] if prior == "exemplar" else q.log_var
     np.testing.assert_allclose(codes.log_var, np.broadcast_to(log_var, (5, 4)), atol=1e-6)
-    one, other = (classifier.synthesize(jax.random.key(seed), run.model, run.params, codes) for seed in (1, 2))
+    synthesize = jax.jit(functools.partial(classifier.synthesize, model=run.model, params=run.params))
+    one, other = (synthesize(jax.random.key(seed), codes=codes) for seed in (1, 2))
     assert (one != other).any(axis=(1, 2, 3)).all()
     np.testing.assert_allclose(one * 255, np.round(one * 255), atol=1e-4)
-    still = classifier.synthesize(KEY, run.model, run.params, codes._replace(log_var=jnp.full((5, 4), -jnp.inf)))
+    still = synthesize(KEY, codes=codes._replace(log_var=jnp.full((5, 4), -jnp.inf)))
     np.testing.assert_allclose(still, run.reconstruct(run.grey.train.images[:5]), atol=0.51 / 255)
 
 
@@ -85,12 +89,11 @@ def test_noise_is_fresh_in_every_step_and_plain_training_has_none(run):
         assert int(state.step) == 3
 
 
-def test_step_is_traced_once(run, monkeypatch):
-    traces, loss_fn = [], classifier.loss_fn
-    monkeypatch.setattr(classifier, "loss_fn", lambda *args, **how: traces.append(1) or loss_fn(*args, **how))
+def test_step_is_compiled_once(run):
     run.config.augment.networks, run.config.augment.lambdas = 2, (0.4,)
-    augment.main(run)  # two networks of two epochs
-    assert len(traces) == 1
+    with compilations() as compiled:
+        augment.main(run)  # two networks of two epochs
+    assert compiled["step"] == 1
 
 
 def test_no_gradient_reaches_the_model(run, monkeypatch):
@@ -102,9 +105,10 @@ def test_no_gradient_reaches_the_model(run, monkeypatch):
         new = classifier.synthesize(KEY, run.model, model_params, codes)
         return classifier.loss_fn(network, state.params, new, new, source.labels[:20], lambda_=0.0, smoothing=0.1)
 
-    grads = jax.grad(loss, argnums=(0, 1))(run.params, codes)
+    grads = jax.jit(jax.grad(loss, argnums=(0, 1)))(run.params, codes)
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(grads))
     moved = jax.tree.map(lambda leaf: leaf + 0.05, run.params)
+    loss = jax.jit(loss)
     assert float(loss(moved, codes)) != float(loss(run.params, codes))  # though it does depend on it
 
 
@@ -182,7 +186,7 @@ def test_killed_training_goes_on_to_the_same_bits_and_done_networks_are_not_trai
 def test_task_trains_on_the_right_images_and_plots_a_sweep(run, monkeypatch, capsys):
     sizes, make_source = [], augment.make_source
     monkeypatch.setattr(augment, "make_source", lambda run, split: sizes.append(len(split)) or make_source(run, split))
-    run.config.augment.epochs, run.config.augment.lambdas = 1, (1.0, 0.0, 0.5)
+    run.config.augment.epochs, run.config.augment.lambdas = 1, (1.0, 0.0)
     other = elsewhere(run, "other")
     run.config.augment.split = "valid"
     augment.main(other)
@@ -193,11 +197,11 @@ def test_task_trains_on_the_right_images_and_plots_a_sweep(run, monkeypatch, cap
     assert sizes == [320, 320]
     assert set(lines[0]) == {f"{run.workdir.name} (exemplar)", "other (exemplar)"}
     x, y, _ = lines[0]["other (exemplar)"]
-    assert x == [0.0, 0.5, 1.0]
+    assert x == [0.0, 1.0]
     results = json.loads((run.workdir / "augment_valid.json").read_text())["errors"]
     assert y == pytest.approx([100 * line["mean"] for line in results])
     assert (run.workdir / "figures" / "misclassified_valid.png").exists()
-    run.config.augment.split = "test"
+    run.config.augment.split, run.config.augment.lambdas = "test", (1.0,)
     augment.main(run)
     assert sizes[2] == 360  # train and valid
     assert "left out of the plot" in capsys.readouterr().out  # the other run has no such result
@@ -228,9 +232,10 @@ def test_records_and_captions_are_those_of_the_held_out_images(run, monkeypatch)
         (0.4, "0"),
         (0.4, "1"),
     ]
-    for record, (network, params, images) in zip(records, networks, strict=True):
+    apply = jax.jit(networks[0][0].apply)
+    for record, (_, params, images) in zip(records, networks, strict=True):
         np.testing.assert_array_equal(images, test.images)
-        logits = network.apply({"params": params}, jnp.asarray(test.images / 255, jnp.float32))
+        logits = apply({"params": params}, jnp.asarray(test.images / 255, jnp.float32))
         labels = np.argmax(logits, axis=1)  # labels are 0..4 here
         wrong = np.flatnonzero(labels != test.labels)
         assert record["error"] == len(wrong) / 40
@@ -247,6 +252,7 @@ def test_records_and_captions_are_those_of_the_held_out_images(run, monkeypatch)
 
 def test_broken_results_of_other_runs_are_left_out(run, capsys):
     run.config.augment.epochs, run.config.augment.compare = 1, str(run.workdir / "o*")
+    run.config.augment.lambdas = (1.0,)
     augment.main(run)
     assert "matches no folder" in capsys.readouterr().out
     for name, text in (("one", "{"), ("other", "{}"), ("old", '{"settings": 1, "prior": "x", "errors": [{}]}')):
@@ -277,7 +283,7 @@ def test_unlabelled_data_and_large_batches_are_refused(run):
 
 
 def test_diverging_training_is_said(run, monkeypatch):
-    run.config.augment.learning_rate = 1e30
+    run.config.augment.learning_rate, run.config.augment.lambdas = 1e30, (1.0,)
     monkeypatch.setattr(augment, "SAVE_SECONDS", 0)
     for _ in range(2):  # nothing that is not finite was kept to go on from
         with pytest.raises(FloatingPointError, match="lambda 1, network 1 of 1: the loss is not finite in epoch 1"):
