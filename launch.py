@@ -1,4 +1,4 @@
-"""Train an Exemplar VAE: python launch.py --config=experiments/mnist_vae.py --workdir=runs/mnist_vae"""
+"""Train and use Exemplar VAEs: python launch.py --config=experiments/mnist_vae.py --workdir=runs/mnist_vae"""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 import jax
 from absl import app, flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from exvae import config as configs
 from exvae.errors import UserError
@@ -22,7 +21,7 @@ from exvae.sweeps import sweep
 from exvae.training import loop
 from exvae.uses import augment, gallery, represent
 
-TASKS = {"evaluate": evaluate.main, "augment": augment.main}  # on the folder of a run
+TASKS = {"evaluate": evaluate.main, "augment": augment.main}  # tasks on the folder of a run
 TASKS_WITH_OUT = {
     "sample": gallery.sample_task,
     "interpolate": gallery.interpolate_task,
@@ -30,42 +29,40 @@ TASKS_WITH_OUT = {
     "represent": represent.main,
 }
 CONFIG = config_flags.DEFINE_config_file("config", None, "experiment file, with :key=value arguments")
-WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run; runs/<name of the experiment> if not given")
+WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run; default: runs/<name of the experiment>")
 TASK = flags.DEFINE_enum("task", "train", ["train", *TASKS, *TASKS_WITH_OUT], "what to do")
-DISTRIBUTED = flags.DEFINE_bool("distributed", False, "one of several processes that train one run together")
-COORDINATOR = flags.DEFINE_string(
-    "coordinator", "", "distributed: HOST:PORT of process 0; '': as SLURM or the pod says"
-)
-NUM_PROCESSES = flags.DEFINE_integer("num_processes", -1, "distributed: how many there are")
-PROCESS_ID = flags.DEFINE_integer("process_id", -1, "distributed: which of them this is, from 0")
+DISTRIBUTED = flags.DEFINE_bool("distributed", False, "this is one of several processes that train one run together")
+COORDINATOR = flags.DEFINE_string("coordinator", "", "distributed: HOST:PORT of process 0; '': from SLURM or the pod")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", -1, "distributed: number of processes")
+PROCESS_ID = flags.DEFINE_integer("process_id", -1, "distributed: number of this process, from 0")
 OUT = flags.DEFINE_string("out", "", f"{', '.join(TASKS_WITH_OUT)}: FILE.npz, or a folder for single PNGs")
 SWEEP_OPTIONS = ("workers", "executor", "slurm")
 SWEEP = flags.DEFINE_string("sweep", "", "grid of runs: 'seed=0,1,2;optim.learning_rate=1e-3,5e-4'")
-SWEEP_WORKERS = flags.DEFINE_integer("sweep_workers", 1, "sweep: points at a time", lower_bound=1)
+SWEEP_WORKERS = flags.DEFINE_integer("sweep_workers", 1, "sweep: points that run at the same time", lower_bound=1)
 SWEEP_EXECUTOR = flags.DEFINE_enum("sweep_executor", "local", ["local", "slurm"], "sweep: where points run")
-SWEEP_SLURM = flags.DEFINE_string("sweep_slurm", "", "sweep: 'partition=gpu;timeout_min=600', as submitit names them")
+SWEEP_SLURM = flags.DEFINE_string("sweep_slurm", "", "sweep: 'partition=gpu;timeout_min=600', parameters of submitit")
 
 
 def experiment() -> tuple[str, str]:
-    """'experiments/mnist_vae.py:prior=vamp' as file and arguments."""
+    """The file and the arguments of a --config such as 'experiments/mnist_vae.py:prior=vamp'."""
     path, _, arguments = flags.FLAGS["config"].config_filename.partition(":")
     return path, arguments
 
 
 def default_workdir() -> str:
-    """runs/mnist_vae, or runs/mnist_vae-prior=vamp: baselines do not share a folder."""
+    """runs/mnist_vae, or runs/mnist_vae-prior=vamp if there are arguments: each baseline has its own folder."""
     path, arguments = experiment()
     return f"runs/{Path(path).stem}" + (f"-{arguments}" if arguments else "")
 
 
 def parse(argv: list[str]) -> None:
-    """Read the command line; whatever is wrong with it becomes a UserError."""
+    """Parse the command line. Any mistake in it raises a UserError."""
     configs.check_fields([word.lstrip("-").split("=")[0] for word in argv if word.lstrip("-").startswith("config.")])
     app.define_help_flags()
     try:
         rest = flags.FLAGS(argv)[1:]
     except flags.Error as error:
-        # What an experiment raises comes as the text of a traceback, its own words last.
+        # An error in an experiment file comes as the text of a traceback, with its message at the end.
         raise UserError(str(error).rpartition("UserError: ")[2]) from error
     if CONFIG.value is None:
         raise UserError("which experiment? --config=experiments/quickstart.py, or another file of that folder")
@@ -78,7 +75,7 @@ def parse(argv: list[str]) -> None:
 
 
 def join_processes() -> None:
-    """With --distributed: become one of several processes, of which only the first prints."""
+    """With --distributed, connect to the other processes. Only the first process prints."""
     if not DISTRIBUTED.value:
         if COORDINATOR.value or NUM_PROCESSES.value >= 0 or PROCESS_ID.value >= 0:
             raise UserError("--coordinator, --num_processes and --process_id go with --distributed")
@@ -87,10 +84,11 @@ def join_processes() -> None:
         raise UserError(f"--distributed goes with --task=train or evaluate, not with {TASK.value}")
     processes.join(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
     if not sharding.is_main():
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what libraries print too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also hides the output of libraries
 
 
-def perform(task: str, config: Any, workdir: Path, out: str) -> None:
+def perform(task: str, config: ConfigDict, workdir: Path, out: str) -> None:
+    """Run one task."""
     if out and task not in TASKS_WITH_OUT:
         raise UserError(f"--out goes with --task={', '.join(TASKS_WITH_OUT)}, not with {task}")
     if config.model.architecture == configs.PARZEN:
@@ -107,13 +105,14 @@ def perform(task: str, config: Any, workdir: Path, out: str) -> None:
 
 
 def is_sweep() -> bool:
+    """Whether the command line has --sweep."""
     if not flags.FLAGS["sweep"].present and any(flags.FLAGS[f"sweep_{name}"].present for name in SWEEP_OPTIONS):
         raise UserError(f"--sweep_{', --sweep_'.join(SWEEP_OPTIONS)} go with --sweep")
     return bool(flags.FLAGS["sweep"].present)
 
 
 def run_sweep(argv: list[str]) -> None:
-    """With --sweep: train every point of a grid, each in a process of its own."""
+    """With --sweep, train every point of a grid, each in its own process."""
     if TASK.value != "train":
         raise UserError(f"--sweep goes with --task=train, not with {TASK.value}")
     if DISTRIBUTED.value or OUT.value:
@@ -124,6 +123,7 @@ def run_sweep(argv: list[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
+    """Run the command and return its exit code: 2 for a mistake of the user, 1 for any other failure."""
     try:
         parse(argv)
         if is_sweep():
@@ -145,7 +145,7 @@ def main(argv: list[str]) -> int:
         print(f"error: out of memory; a smaller {smaller} needs less ({reason})", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from what was saved", file=sys.stderr)
+        print("\nstopped; run the same command again to continue", file=sys.stderr)
         return 130
     return 0
 
@@ -156,8 +156,8 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         code = 1
-    # At once: on a full disk background writers would add their tracebacks on the way out, and of several processes one
-    # that fails would wait for the others.
+    # Exit at once: on a full disk, background writers would print tracebacks at exit. With several processes, a failed
+    # one would wait for the others.
     if code == 1 or (code and jax.distributed.is_initialized()):
         sys.stdout.flush()
         os._exit(code)

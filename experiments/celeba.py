@@ -7,18 +7,21 @@ python launch.py --config=experiments/celeba.py --workdir=runs/celeba
 Bits per dimension in the paper: exemplar 5.780, gaussian 5.825.
 """
 
+from ml_collections import ConfigDict
+
 from experiments import common
 from exvae.priors import PRIORS
 
 
-def get_config(argument: str = ""):
+def get_config(argument: str = "") -> ConfigDict:
     values = common.parse(argument, {"prior": tuple(PRIORS), "runlocal": common.RUNLOCAL})
     config = common.build("celeba", "celeba", prior=values["prior"], recipe="paper")
-    config.data.image_size, config.data.colour = 64, True  # of images:PATH, one's own
+    config.data.image_size, config.data.colour = 64, True  # for the user's own images:PATH
     config.model.likelihood = "discretized_logistic"
     config.model.latent_dim = 128
     config.retrieval.num_neighbours = 5
-    # Differs from the paper: the whole table every epoch, as in the authors' code, since batch norm moves all means.
+    # Differs from the paper: the whole table is encoded every epoch, as in the authors' code. Batch norm changes
+    # all means.
     config.retrieval.refresh_epochs = 1
     config.eval.num_images = 1000  # of 19,962
     if values["runlocal"] == "true":

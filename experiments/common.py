@@ -1,8 +1,8 @@
-"""What the experiments share: the paper's settings, and `file.py:key=value,key=value` arguments."""
+"""Shared by all experiments: the paper's settings, and arguments in the form `file.py:key=value,key=value`."""
 
 from __future__ import annotations
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from exvae import config as configs
 from exvae.errors import UserError
@@ -14,7 +14,7 @@ ARGUMENTS = {"prior": tuple(PRIORS), "recipe": RECIPES}
 
 
 def parse(argument: str, allowed: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """'prior=vamp,recipe=fast' to a dict with every key of `allowed`; the first of a key's values is its default."""
+    """Parse 'prior=vamp,recipe=fast' to a dict with every key of `allowed`. The first allowed value is the default."""
     values = {key: choices[0] for key, choices in allowed.items()}
     for item in filter(None, argument.split(",")):
         key, _, value = item.partition("=")
@@ -29,28 +29,28 @@ def parse(argument: str, allowed: dict[str, tuple[str, ...]]) -> dict[str, str]:
     return values
 
 
-def paper_config(data_name: str, architecture: str, argument: str) -> ml_collections.ConfigDict:
-    """The paper's settings for one cell of its Table 3."""
+def paper_config(data_name: str, architecture: str, argument: str) -> ConfigDict:
+    """The paper's settings for one cell of its Table 3, with the arguments of the command line."""
     return build(data_name, architecture, **parse(argument, ARGUMENTS))
 
 
-def build(data_name: str, architecture: str, *, prior: str, recipe: str) -> ml_collections.ConfigDict:
-    """The paper's settings, for experiments that parse arguments of their own."""
+def build(data_name: str, architecture: str, *, prior: str, recipe: str) -> ConfigDict:
+    """The paper's settings, for experiments that parse their own arguments."""
     config = configs.get_config()
     config.data.name = data_name
     config.model.architecture = architecture
     config.prior.name = prior
     config.prior.num_pseudo_inputs = 1000 if data_name == "omniglot" else 500
-    # The paper trains the dense architectures on all M exemplars and only the convolutional ones with RAT.
+    # In the paper, dense architectures use all M exemplars, and only convolutional ones use RAT.
     config.retrieval.search = "none" if architecture in ("vae", "hvae") else "exact"
-    config.augment.lambdas = (1.0, 0.8) if data_name == "fashion_mnist" else (1.0, 0.4)  # chosen on validation
+    config.augment.lambdas = (1.0, 0.8) if data_name == "fashion_mnist" else (1.0, 0.4)  # chosen on validation data
     if recipe == "fast":
         _fast(config)
     return config
 
 
-def pixelsnail(data_name: str, argument: str) -> ml_collections.ConfigDict:
-    """The paper's settings for PixelSNAIL, or with `runlocal` half the channels and two epochs."""
+def pixelsnail(data_name: str, argument: str) -> ConfigDict:
+    """The paper's settings for PixelSNAIL. With `runlocal`, half the channels and two epochs."""
     values = parse(argument, {**ARGUMENTS, "runlocal": RUNLOCAL})
     config = build(data_name, "pixelsnail", prior=values["prior"], recipe=values["recipe"])
     if values["runlocal"] == "true":
@@ -59,10 +59,8 @@ def pixelsnail(data_name: str, argument: str) -> ml_collections.ConfigDict:
     return config
 
 
-def shrink(
-    config: ml_collections.ConfigDict, *, channels: int, epochs: int, kl_warmup_epochs: int, eval_images: int
-) -> None:
-    """What `runlocal` changes: a big architecture for two CPU cores."""
+def shrink(config: ConfigDict, *, channels: int, epochs: int, kl_warmup_epochs: int, eval_images: int) -> None:
+    """The changes of `runlocal`: make a large architecture small enough for two CPU cores."""
     config.model.channels = channels
     config.train.batch_size = 50
     config.train.epochs = epochs
@@ -74,15 +72,15 @@ def shrink(
     config.eval.num_images = eval_images
 
 
-def _fast(config: ml_collections.ConfigDict) -> None:
-    """Far fewer steps than the paper's, the same for all priors. docs/recipe.md has the search."""
+def _fast(config: ConfigDict) -> None:
+    """The changes of `recipe=fast`: far fewer steps, the same for all priors. docs/recipe.md has the search."""
     dense = config.model.architecture in ("vae", "hvae")
     config.retrieval.search = "exact"
-    config.retrieval.num_neighbours = 1  # an image sees the neighbours of the whole batch
+    config.retrieval.num_neighbours = 1  # each image also sees the neighbours of the whole batch
     config.objective.samples = 2 if dense else 1
     config.optim.estimator = "stl"
     config.optim.ema = 0.999
-    few = config.data.name == "omniglot"  # images, and with them steps
+    few = config.data.name == "omniglot"  # few images, so few steps
     config.optim.weight_decay = (0.2 if few else 0.03) if dense else 0.0
     config.optim.schedule = "cosine"
     config.optim.learning_rate = 4e-3 if dense else 2e-3

@@ -7,8 +7,10 @@ python launch.py --config=experiments/fashion_mnist_convhvae.py --workdir=runs/f
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -224.63, vamp -224.67, gaussian -225.38.
 """
 
+from ml_collections import ConfigDict
+
 from experiments import common
 
 
-def get_config(argument: str = ""):
+def get_config(argument: str = "") -> ConfigDict:
     return common.paper_config("fashion_mnist", "convhvae", argument)

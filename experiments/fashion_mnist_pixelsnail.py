@@ -8,8 +8,10 @@ python launch.py --config=experiments/fashion_mnist_pixelsnail.py --workdir=runs
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -223.26, vamp -223.45, gaussian -223.68.
 """
 
+from ml_collections import ConfigDict
+
 from experiments import common
 
 
-def get_config(argument: str = ""):
+def get_config(argument: str = "") -> ConfigDict:
     return common.pixelsnail("fashion_mnist", argument)

@@ -7,8 +7,10 @@ python launch.py --config=experiments/fashion_mnist_vae.py --workdir=runs/fashio
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -226.75, vamp -227.35, gaussian -228.70.
 """
 
+from ml_collections import ConfigDict
+
 from experiments import common
 
 
-def get_config(argument: str = ""):
+def get_config(argument: str = "") -> ConfigDict:
     return common.paper_config("fashion_mnist", "vae", argument)

@@ -7,8 +7,10 @@ python launch.py --config=experiments/mnist_hvae.py --workdir=runs/mnist_hvae
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -81.22, vamp -81.56, gaussian -82.39.
 """
 
+from ml_collections import ConfigDict
+
 from experiments import common
 
 
-def get_config(argument: str = ""):
+def get_config(argument: str = "") -> ConfigDict:
     return common.paper_config("mnist", "hvae", argument)

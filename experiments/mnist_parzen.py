@@ -1,11 +1,13 @@
-"""Parzen windows on the pixels of MNIST, Eq. (2) of the paper: where its story starts.
+"""Parzen windows on the pixels of MNIST, Eq. (2) of the paper.
 
 python launch.py --config=experiments/mnist_parzen.py --workdir=runs/mnist_parzen
   :kernel=gaussian             N(x | x_n, sigma^2 I) on grey pixels: a density, not comparable with the others
 
-The default flips each pixel of a binarized exemplar with a probability chosen on validation; its nats stand beside
-those of the VAEs. The paper has no number for it.
+The default kernel flips each pixel of a binarized exemplar with a probability chosen on validation data. Its nats
+compare with those of the VAEs. The paper has no number for it.
 """
+
+from ml_collections import ConfigDict
 
 from experiments import common
 from exvae import config as configs
@@ -13,7 +15,7 @@ from exvae import config as configs
 ARGUMENTS = {"kernel": ("bernoulli", "gaussian")}
 
 
-def get_config(argument: str = ""):
+def get_config(argument: str = "") -> ConfigDict:
     config = configs.get_config()
     config.data.name = "mnist"
     config.model.architecture = "parzen"

@@ -8,8 +8,10 @@ python launch.py --config=experiments/mnist_pixelsnail.py --workdir=runs/mnist_p
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -77.95, vamp -77.90, gaussian -78.20.
 """
 
+from ml_collections import ConfigDict
+
 from experiments import common
 
 
-def get_config(argument: str = ""):
+def get_config(argument: str = "") -> ConfigDict:
     return common.pixelsnail("mnist", argument)

@@ -7,8 +7,10 @@ python launch.py --config=experiments/omniglot_hvae.py --workdir=runs/omniglot_h
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -102.25, vamp -103.30, gaussian -104.92.
 """
 
+from ml_collections import ConfigDict
+
 from experiments import common
 
 
-def get_config(argument: str = ""):
+def get_config(argument: str = "") -> ConfigDict:
     return common.paper_config("omniglot", "hvae", argument)

@@ -8,8 +8,10 @@ python launch.py --config=experiments/omniglot_pixelsnail.py --workdir=runs/omni
 Test log-likelihood in the paper (IWAE, 5000 samples): exemplar -89.28, vamp -89.50, gaussian -89.59.
 """
 
+from ml_collections import ConfigDict
+
 from experiments import common
 
 
-def get_config(argument: str = ""):
+def get_config(argument: str = "") -> ConfigDict:
     return common.pixelsnail("omniglot", argument)

@@ -1,18 +1,20 @@
-"""A few minutes on a laptop: 5,000 MNIST digits that come with an installed package, dense VAE, RAT.
+"""A few minutes on a laptop: 5,000 MNIST digits from an installed package, dense VAE, RAT.
 
 python launch.py --config=experiments/quickstart.py --workdir=runs/quickstart
 """
+
+from ml_collections import ConfigDict
 
 from experiments import common
 from exvae.errors import UserError
 
 
-def get_config(argument: str = ""):
+def get_config(argument: str = "") -> ConfigDict:
     if "recipe" in argument:
-        raise UserError("--config=experiments/quickstart.py takes :prior= only, its recipe is its own")
+        raise UserError("--config=experiments/quickstart.py takes only :prior=, it has its own recipe")
     values = common.parse(argument, {"prior": common.ARGUMENTS["prior"]})
     config = common.build("mnist_5k", "vae", recipe="fast", **values)
-    # 40 steps an epoch: a shorter memory, and more decay a step.
+    # An epoch has only 40 steps: average over fewer steps, with more weight decay in each.
     config.optim.ema = 0.99
     config.optim.weight_decay = 0.3
     config.optim.rise_steps = 200

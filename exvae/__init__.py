@@ -10,7 +10,12 @@ if TYPE_CHECKING:
 
 
 def load(workdir: str | Path, *, data_dir: str = "") -> Run:
-    """The trained model in a run's folder; `data_dir` where its data have moved since."""
-    from exvae import run  # here, so that `import exvae` costs nothing
+    """Load the trained model of a run.
+
+    Args:
+      workdir: the folder of the run.
+      data_dir: the folder of its data files, if they have moved since training.
+    """
+    from exvae import run  # here, so `import exvae` is fast
 
     return run.load(workdir, data_dir=data_dir)

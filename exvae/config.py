@@ -149,12 +149,12 @@ def _one_of(field: str, value: str, allowed: list[str] | tuple[str, ...]) -> Non
         raise UserError(f"config.{field}={value!r} must be one of {names}{nearest_name(value, allowed)}")
 
 
-def _at_least(field: str, value: int | float, low: int | float) -> None:
+def _at_least(field: str, value: float, low: float) -> None:
     if not value >= low:
         raise UserError(f"config.{field}={value} must be at least {low}")
 
 
-def _numbers(field: str, values: tuple[Any, ...], kind: type, low: int, high: int | float = float("inf")) -> None:
+def _numbers(field: str, values: tuple[Any, ...], kind: type, low: float, high: float = float("inf")) -> None:
     """Check a list such as --config.generate.index=3,5."""
     allowed = (int,) if kind is int else (int, float)
     if not all(isinstance(value, allowed) and low <= value <= high for value in values):

@@ -25,7 +25,7 @@ from exvae.uses import augment, generate, represent
 Images = np.ndarray | Array | Sequence[Any]  # (n, H, W, C) or (n, H, W): bytes, booleans or floats in 0..1
 Labels = np.ndarray | Array | Sequence[Any]  # (n,)
 Pictures = Float[np.ndarray, "_ H W C"]  # float32 in 0..1
-Number = int | float  # a value that a method checks, with a message for the user
+Number = float  # a value that a method checks, with a message for the user
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("EXVAE_CACHE_DIR") or Path.home() / ".cache" / "exvae")
 
 
-def decode(parts: Parts, *, memory_mib: int | float) -> dict[str, Split]:
+def decode(parts: Parts, *, memory_mib: float) -> dict[str, Split]:
     """Decode the images of all parts. They become slices of one array, in the order of the parts.
 
     Args:

@@ -15,9 +15,7 @@ SHARE = 0.25  # fraction of a device's memory for images; the rest is for activa
 class Store:
     """The training images, one byte per value."""
 
-    def __init__(
-        self, mesh: Mesh, images: UInt8[np.ndarray, "N H W C"], device_mib: int | float, memory_mib: int | float
-    ):
+    def __init__(self, mesh: Mesh, images: UInt8[np.ndarray, "N H W C"], device_mib: float, memory_mib: float):
         """
         Args:
           device_mib: larger images stay on the host; 0: a quarter of a device's memory, or `memory_mib` if the device

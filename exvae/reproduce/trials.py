@@ -90,7 +90,7 @@ def keep(path: Path, trial: dict[str, Any]) -> None:
         trial |= {name: value for name, value in old.items() if name not in trial}
 
 
-def _at(curve: Sequence[Sequence[int | float]], epoch: int) -> str:
+def _at(curve: Sequence[Sequence[float]], epoch: int) -> str:
     return next((f"{value:.2f}" for number, value in curve if number == epoch), "")
 
 

@@ -24,7 +24,7 @@ from exvae.retrieval import NOBODY
 from exvae.scale import sharding
 
 Table = Float[Array, "R D"]
-Tables = TypeVar("Tables", bound=Table | tuple[Table, Table] | None)
+Tables = TypeVar("Tables")  # a table, two of them, or None. Their number of rows may change, so it is not checked
 
 
 def fill(encode_all: Callable[[], Table], *, indexed: bool) -> tuple[Table, tuple[Table, Table] | None]:

@@ -174,7 +174,7 @@ def _save(path: Path, picture: Float[np.ndarray, "H W 3"], scale: int) -> None:
     image.save(path, optimize=True)
 
 
-def _axes(width: int | float, height: int | float, columns: int = 1) -> tuple[Any, Any]:
+def _axes(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
     """A new figure and its axes."""
     from matplotlib.figure import Figure  # without pyplot, which opens windows and has global state
 

@@ -102,7 +102,7 @@ def _bar(total: int, initial: int, **options: Any) -> tqdm:
     )
 
 
-def clock(seconds: int | float) -> str:
+def clock(seconds: float) -> str:
     """Seconds as text: 3725 -> '1h02m', 65 -> '1m05s'."""
     seconds = int(seconds)
     if seconds >= 3600:

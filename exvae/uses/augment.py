@@ -239,7 +239,7 @@ def batches(
     labels: Shaped[np.ndarray, " labels"],
     *,
     size: int,
-    real: int | float,
+    real: float,
 ) -> Iterator[tuple[Float[np.ndarray, "B H W C"], Shaped[np.ndarray, " B"]]]:
     """An endless iterator over batches (x, y) of shuffled epochs.
 

@@ -26,7 +26,7 @@ GRID = 5  # cells along a side of a grid
 REACH = 2.0  # distance from its middle to its edge, in standard deviations
 NEIGHBOURS = 100  # exemplars from which its directions are computed
 
-Indices = Int[np.ndarray, " s"] | Sequence[int | float]  # of exemplars; `choose` checks them
+Indices = Int[np.ndarray, " s"] | Sequence[float]  # of exemplars; `choose` checks them
 Latents = tuple[Float[np.ndarray, "n _"], ...]  # of every level, the top one first
 
 
@@ -43,7 +43,7 @@ def _around(
     params: dict,
     x: Float[Array, "B H W C"],
     *,
-    temperature: Float[Array, ""] | float | int,
+    temperature: Float[Array, ""] | float,
     draw: bool,
 ) -> Float[Array, "B H W C"]:
     """z ~ r(z|x), Eq. (7), then p(x|z)."""
@@ -60,7 +60,7 @@ def _from_prior(
     params: dict,
     *,
     count: int,
-    temperature: Float[Array, ""] | float | int,
+    temperature: Any,  # a number, which jit replaces by a tracer
     draw: bool,
 ) -> Float[Array, "n H W C"]:
     """z ~ p(z), then p(x|z), for a prior without exemplars."""
@@ -135,7 +135,7 @@ def around(
     run: TrainedModel,
     images: Real[np.ndarray, "n H W C"],
     *,
-    temperature: int | float = 1.0,
+    temperature: float = 1.0,
     draw: bool = False,
 ) -> Float[np.ndarray, "n H W C"]:
     """A new image for each image: z ~ r(z|x), or z ~ q(z|x) if the prior has no exemplars; then p(x|z).
@@ -168,7 +168,7 @@ def sample(
     count: int,
     *,
     sources: Int[np.ndarray, " s"] | None = None,
-    temperature: int | float = 1.0,
+    temperature: float = 1.0,
     draw: bool = False,
 ) -> Samples:
     """Draw `count` images from the model.

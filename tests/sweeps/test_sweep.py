@@ -377,7 +377,7 @@ def test_ctrl_c_ends_launch_with_130(capsys, tmp_path, children, monkeypatch):
 
     monkeypatch.setattr(sweep.time, "sleep", sleep)
     code, _, err = run_launch(capsys, f"--workdir={tmp_path}", "--sweep=seed=0,1")
-    assert code == 130 and "the same command goes on" in err
+    assert code == 130 and "run the same command again to continue" in err
     assert not list(tmp_path.glob("seed=1/*"))
 
 
