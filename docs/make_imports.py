@@ -31,8 +31,8 @@ LAYERS = (
 PLACES = {
     "arrays": 0.2, "errors": 0.4, "files": 0.5, "keys": 0.6, "once": 0.8, "distributions": 0.5, "scale": 0.82,
     "models": 0.68, "retrieval": 0.26, "data": 0.92, "priors": 0.38, "encoding": 0.84, "config": 0.16, "state": 0.56,
-    "objectives": 0.72, "algorithm": 0.88, "runs": 0.36, "evaluation": 0.6, "uses": 0.5, "training": 0.38, "run": 0.72, "sweeps": 0.16,
-    "reproduce": 0.56,
+    "objectives": 0.72, "algorithm": 0.88, "runs": 0.36, "evaluation": 0.6, "uses": 0.5, "training": 0.38, "run": 0.72,
+    "sweeps": 0.16, "reproduce": 0.56,
 }  # fmt: skip
 SMALL = ("arrays", "errors", "files", "keys", "once")  # anyone may import them: the picture shows no lines to them
 DOORS = ("tables", "results", "trials", "__init__")  # commands of a few lines, and the face of the package

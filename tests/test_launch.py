@@ -15,10 +15,9 @@ import launch
 ROOT = Path(__file__).parents[1]
 
 
-def run(capsys, *arguments: str) -> tuple[int, str]:
+def run(capsys, *arguments: str, config: str = "experiments/quickstart.py") -> tuple[int, str]:
     """Exit code and standard error of `python launch.py ...`, in this process."""
-    experiment = [] if arguments and arguments[0].startswith("--config=") else ["--config=experiments/quickstart.py"]
-    argv = ["launch.py", *experiment, "--task=train", "--out=", *arguments]
+    argv = ["launch.py", f"--config={config}", "--task=train", "--out=", *arguments]
     with mock.patch.object(sys, "argv", argv):  # config_flags looks there for the fields that are set
         code = launch.main(argv)
     for name in [name for name in flags.FLAGS if name.startswith("config.")]:
@@ -140,10 +139,11 @@ def test_broken_data_files_are_named(capsys, tmp_path, rng):
 
 def test_workdir_of_another_config_is_refused_and_untouched(capsys, copied, tmp_path, tiny_flags):
     (tmp_path / "plain.py").write_text("from exvae.config import get_config\n")
-    flags = [f"--config={tmp_path}/plain.py", *tiny_flags, f"--workdir={copied[1]}", "--config.train.epochs=1"]
-    assert run(capsys, *flags)[0] == 0  # the run that it holds: nothing is left to do
+    flags, config = [*tiny_flags, f"--workdir={copied[1]}", "--config.train.epochs=1"], str(tmp_path / "plain.py")
+    code, err = run(capsys, *flags, config=config)
+    assert code == 0, err  # the run that it holds: nothing is left to do
     before = files(copied[1])
-    code, err = run(capsys, *flags, "--config.train.batch_size=20")
+    code, err = run(capsys, *flags, "--config.train.batch_size=20", config=config)
     assert code == 2
     assert err.count("here,") == 1 and "train.batch_size: 20 here, 40 in the run" in err
     assert files(copied[1]) == before

@@ -18,7 +18,7 @@ def rooms():
 
 def test_nothing_imports_upwards(rooms):
     found = rooms.imports(ROOT / "exvae")
-    assert ("training", "objectives") in found and ("objectives", "priors") in found
+    assert ("training", "algorithm") in found and ("algorithm", "priors") in found
     assert rooms.upward(found) == []
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from ml_collections import ConfigDict
 
 from exvae.arrays import Array
@@ -43,7 +43,7 @@ def make_evaluator(config: ConfigDict, model: nn.Module, mesh: Mesh) -> Evaluato
 
     @jax.jit
     @exactly
-    def components(params: dict, means: Float[Array, "R D"] | None, count: int) -> Any:
+    def components(params: dict, means: Float[Array, "R D"] | None, count: int | Int[Array, ""]) -> Any:
         return prior.components(params["prior"], encoder(model, params), means, count)
 
     @jax.jit
@@ -67,6 +67,6 @@ def mean_elbo(
     return {name: float(np.mean(value, dtype=np.float64)) for name, value in whole._asdict().items()}
 
 
-def active_units(means: Float[np.ndarray, "n D"]) -> int:
+def active_units(means: Float[Array, "n D"]) -> int:
     """Latent dimensions whose posterior mean varies over the images."""
     return int(np.sum(np.var(np.asarray(means, np.float64), axis=0) > ACTIVE_VARIANCE))

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
+from exvae.arrays import Array
 from exvae.models.architecture import Architecture, BaseArchitecture
 from exvae.models.celeba import CelebA
 from exvae.models.convhvae import ConvHVAE

@@ -6,14 +6,15 @@ from typing import Protocol
 
 import jax
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from exvae.arrays import Array
 from exvae.distributions import Normal
 from exvae.models.likelihoods import LIKELIHOODS
 from exvae.models.terms import Observed, Terms
 
 Images = Float[Array, "B H W C"]
-Latents = tuple[Float[Array, "B D"], ...]  # the top one first
+Latents = tuple[Float[Array, "B _"], ...]  # the top one first
 
 
 class Architecture(Protocol):
@@ -59,7 +60,7 @@ class Architecture(Protocol):
         """Posterior means of all latents."""
         ...
 
-    def render(self, latents: Latents, u: Float[Array, "#B H W C"], draw: bool = False) -> Images:
+    def render(self, latents: Latents, u: Float[Array, "#B #H #W #C"], draw: bool = False) -> Images:
         """Images from all latents: means of p(x|z), or drawn from it with the uniform random numbers u."""
         ...
 
@@ -88,7 +89,7 @@ class BaseArchitecture(nn.Module):
         self.family = LIKELIHOODS[self.likelihood](self.image_shape[-1])
         self.setup_networks()
 
-    def log_px(self, x: Images, *latents: Float[Array, "B D"]) -> Float[Array, " B"]:
+    def log_px(self, x: Images, *latents: Float[Array, "B _"]) -> Float[Array, " B"]:
         """log p(x | all latents)."""
         return self.family.log_prob(x, self.logits(*latents))
 
@@ -101,7 +102,7 @@ class BaseArchitecture(nn.Module):
         u = jax.random.uniform(key_pixels, (len(z), *self.image_shape))
         return self.render(self.complete(key_latents, z), u, draw)
 
-    def render(self, latents: Latents, u: Float[Array, "#B H W C"], draw: bool = False) -> Images:
+    def render(self, latents: Latents, u: Float[Array, "#B #H #W #C"], draw: bool = False) -> Images:
         """Means, or images drawn with the uniform random numbers u."""
         logits = self.logits(*latents)
         return self.family.quantile(u, logits) if draw else self.family.mean(logits)

@@ -35,7 +35,7 @@ class Dense(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, *inputs: Float[Array, "_ _"]) -> Float[Array, "B {self.features}"]:
+    def __call__(self, *inputs: Float[Array, "... _"]) -> Float[Array, "... {self.features}"]:
         widths, rows = [x.shape[-1] for x in inputs], max(map(len, inputs))
         kernel = self.param("kernel", KERNEL_INIT, (sum(widths), self.features))
         bias = self.param("bias", uniform_bias(sum(widths)), (self.features,))
@@ -43,7 +43,7 @@ class Dense(nn.Module):
         return sum(_repeat(x @ part, rows // len(x)) for x, part in zip(inputs, kernels, strict=True)) + bias
 
 
-def _repeat(x: Float[Array, "B O"], times: int) -> Float[Array, "B*{times} O"]:
+def _repeat(x: Float[Array, "B ..."], times: int) -> Float[Array, "B*{times} ..."]:
     return x if times == 1 else jnp.repeat(x, times, axis=0)
 
 
@@ -53,7 +53,7 @@ class GatedDense(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, *inputs: Float[Array, "_ _"]) -> Float[Array, "B {self.features}"]:
+    def __call__(self, *inputs: Float[Array, "... _"]) -> Float[Array, "... {self.features}"]:
         return Dense(self.features, name="linear")(*inputs) * nn.sigmoid(Dense(self.features, name="gate")(*inputs))
 
 

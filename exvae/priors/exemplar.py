@@ -79,7 +79,9 @@ def transition(params: dict, q: Normal) -> Normal:
     return q._replace(log_var=jnp.broadcast_to(params["log_var"], q.mean.shape))
 
 
-def sample(key: Array, components: Components, shape: tuple[int, int], temperature: float) -> Float[Array, "n D"]:
+def sample(
+    key: Array, components: Components, shape: tuple[int, int], temperature: float | Float[Array, ""]
+) -> Float[Array, "n D"]:
     """Draw an exemplar x_n uniformly for each code, then the code from r(z|x_n).
 
     `exvae/uses/generate.py` does the same in two steps because it also reports the exemplars.

@@ -54,7 +54,9 @@ def transition(params: dict, q: Normal) -> Normal:
     return q
 
 
-def sample(key: Array, components: None, shape: tuple[int, int], temperature: float) -> Float[Array, "n D"]:
+def sample(
+    key: Array, components: None, shape: tuple[int, int], temperature: float | Float[Array, ""]
+) -> Float[Array, "n D"]:
     """Draw codes from N(0, temperature^2 I)."""
     del components
     return temperature * jax.random.normal(key, shape)

@@ -69,6 +69,8 @@ class Prior(Protocol):
         """The distribution of codes around an image with posterior q: r(z|x) for an exemplar prior, otherwise q."""
         ...
 
-    def sample(self, key: Array, components: Any, shape: tuple[int, int], temperature: float) -> Float[Array, "n D"]:
+    def sample(
+        self, key: Array, components: Any, shape: tuple[int, int], temperature: float | Float[Array, ""]
+    ) -> Float[Array, "n D"]:
         """Draw codes from p(z). `temperature` scales the standard deviation of each component."""
         ...

@@ -72,7 +72,9 @@ def transition(params: dict, q: Normal) -> Normal:
     return q
 
 
-def sample(key: Array, components: Normal, shape: tuple[int, int], temperature: float) -> Float[Array, "n D"]:
+def sample(
+    key: Array, components: Normal, shape: tuple[int, int], temperature: float | Float[Array, ""]
+) -> Float[Array, "n D"]:
     """Draw a component uniformly for each code, then the code."""
     key_pick, key_z = jax.random.split(key)
     pick = jax.random.randint(key_pick, shape[:1], 0, len(components.mean))

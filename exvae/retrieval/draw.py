@@ -35,7 +35,7 @@ class Draw(Record):
     num_train: int = struct.field(pytree_node=False)  # N
     num_exemplars: int = struct.field(pytree_node=False)  # M
 
-    def contains(self, index: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
+    def contains(self, index: Int[Array, ...]) -> Bool[Array, ...]:
         """Whether each of these exemplars is drawn."""
         return self._walk(index, self._forward) < self.num_exemplars
 

@@ -15,7 +15,12 @@ from exvae.data import splits, storage
 from exvae.data.sources import images
 from exvae.errors import UserError
 
-COUNT = 700  # more than two blocks
+BLOCK, COUNT = 90, 200  # more than two blocks
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(storage, "_BLOCK", BLOCK)
 
 
 @pytest.fixture
@@ -147,7 +152,7 @@ def test_damaged_file_is_written_again(folder, cache, decoded, damage):
 
 def test_full_disk_is_one_line_and_leaves_nothing(folder, cache):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))
     try:
         with pytest.raises(UserError) as error:
             load(folder, 0)
@@ -206,7 +211,9 @@ def test_long_work_says_how_far_it_is(folder, cache, monkeypatch, capsys):
     monkeypatch.setattr(storage, "_PROGRESS_SECONDS", -1.0)
     load(folder, 1024)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"decoding {folder}  256 / {COUNT} images" and lines[-1].endswith(f"  {COUNT} / {COUNT} images")
+    assert lines[0] == f"decoding {folder}  {BLOCK} / {COUNT} images" and lines[-1].endswith(
+        f"  {COUNT} / {COUNT} images"
+    )
 
 
 def test_join_of_neighbours_copies_nothing(folder, cache):

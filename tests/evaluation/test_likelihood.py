@@ -122,7 +122,7 @@ def quadrature(case: Case) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("architecture", "prior"),
-    [("vae", "exemplar"), ("vae", "gaussian"), ("vae", "vamp"), ("hvae", "exemplar"), ("hvae", "vamp")],
+    [("vae", "exemplar"), ("vae", "gaussian"), ("vae", "vamp"), ("hvae", "exemplar")],
 )
 def test_iwae_equals_quadrature(architecture, prior):
     case = Case(architecture=architecture, prior=prior, dim=2 if architecture == "vae" else 1, samples=40_000)
@@ -147,7 +147,7 @@ def test_iwae_with_one_sample_is_an_elbo_sample(architecture):
 
 def test_iwae_grows_with_samples_towards_log_px():
     values = {}
-    for samples in (1, 4, 32):
+    for samples in (1, 16):
         case = Case(samples=samples)
         scorer = jax.vmap(case.scorer(), in_axes=(None, None, 0, None, None))
         keys = jax.random.split(jax.random.key(0), 4000)
@@ -156,9 +156,8 @@ def test_iwae_grows_with_samples_towards_log_px():
         )
     mean = {samples: value.mean() for samples, value in values.items()}
     error = {samples: value.std() / 4000**0.5 for samples, value in values.items()}
-    assert mean[1] + 4 * error[1] < mean[4] - 4 * error[4]
-    assert mean[4] + 4 * error[4] < mean[32] - 4 * error[32]
-    assert mean[32] < quadrature(case)[0] + 4 * error[32]
+    assert mean[1] + 4 * error[1] < mean[16] - 4 * error[16]
+    assert mean[16] < quadrature(case)[0] + 4 * error[16]
 
 
 def brute_force(case: Case, key, image: int) -> float:

@@ -77,9 +77,9 @@ def table(folder: Path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def run_launch(capsys, *arguments: str) -> tuple[int, str, str]:
+def run_launch(capsys, *arguments: str, config: str = "experiments/quickstart.py") -> tuple[int, str, str]:
     """Exit code and output of `python launch.py ...`, in this process."""
-    argv = ["launch.py", "--config=experiments/quickstart.py", "--task=train", "--out=", *arguments]
+    argv = ["launch.py", f"--config={config}", "--task=train", "--out=", *arguments]
     with mock.patch.object(sys, "argv", argv):  # config_flags looks there for the fields that are set
         code = launch.main(argv)
     for name in [name for name in flags.FLAGS if name.startswith("config.")]:
@@ -381,18 +381,36 @@ def test_ctrl_c_ends_launch_with_130(capsys, tmp_path, children, monkeypatch):
     assert not list(tmp_path.glob("seed=1/*"))
 
 
-def test_a_real_point(capsys, tmp_path, tiny_flags):
-    """What it writes is what the sweep reads; several points, and their order, are those above."""
-    arguments = [*tiny_flags, "--config.train.epochs=1", "--config.prior.num_exemplars=0", f"--workdir={tmp_path}"]
-    arguments += ["--sweep=optim.learning_rate=1e-3;seed=5", "--sweep_workers=2"]
-    code, out, err = run_launch(capsys, *arguments)
+def test_what_a_real_run_writes_is_read(trained):
+    config, folder = trained
+    point = sweep.Point({"seed": "0"}, config, folder)
+    results = json.loads((folder / "results.json").read_text())
+    (row,) = sweep.summary([point])
+    assert (row["status"], row["best_epoch"], row["seconds"]) == ("done", 1, results["seconds"])
+    assert (row["test_elbo"], row["test_log_likelihood"]) == tuple(
+        results["test"][name] for name in ("elbo", "log_likelihood")
+    )
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["valid_elbo"]] == [line["elbo"] for line in lines if line["split"] == "valid"]
+
+
+def test_fields_that_a_run_fills_in_are_the_same_config():
+    command = configs.get_config()
+    filled = configs.resolve(command, 320)
+    assert filled.prior.num_exemplars == 160 and filled.to_dict() != command.to_dict()
+    assert sweep.same_config(command.to_dict(), filled.to_dict())
+
+
+def test_a_real_point(capsys, tmp_path):
+    """The least that launch.py does in a process of its own: a Parzen window."""
+    arguments = ["--config.data.name=glyphs", "--config.data.num_images=100", "--config.eval.num_images=3"]
+    arguments += [f"--workdir={tmp_path}", "--sweep=model.likelihood=gaussian"]
+    code, out, err = run_launch(capsys, *arguments, config="experiments/mnist_parzen.py")
     assert code == 0, out + err
     (row,) = table(tmp_path)
-    assert row["folder"] == f"{tmp_path}/optim.learning_rate=1e-3,seed=5"
+    assert (row["status"], row["folder"]) == ("done", f"{tmp_path}/model.likelihood=gaussian")
     results = json.loads((Path(row["folder"]) / "results.json").read_text())
-    config, test = results["config"], results["test"]
-    assert config["optim"]["learning_rate"] == 1e-3 and config["seed"] == 5
-    assert config["prior"]["num_exemplars"] == 160  # half of the training set, but 0 in the command
-    assert float(row["test_log_likelihood"]) == test["log_likelihood"] and float(row["test_elbo"]) == test["elbo"]
-    code, out, _ = run_launch(capsys, *arguments)
+    assert results["config"]["model"]["likelihood"] == "gaussian" and results["config"]["data"]["num_images"] == 100
+    assert float(row["test_log_likelihood"]) == results["test"]["log_likelihood"]
+    code, out, _ = run_launch(capsys, *arguments, config="experiments/mnist_parzen.py")
     assert code == 0 and "points: 1, finished before: 1" in out

@@ -55,7 +55,7 @@ def test_average_is_validated_kept_and_loaded_but_the_search_goes_by_the_paramet
     assert np.abs(state.table - means["average"]).max() > 1e-3
 
 
-@pytest.mark.usefixtures("unscored")
+@pytest.mark.usefixtures("unevaluated")
 def test_run_from_before_the_average_goes_on(copied, tmp_path):
     """Its state has no field `average`, and its config.json none of `optim.estimator` and `optim.ema`."""
     config, old = copied

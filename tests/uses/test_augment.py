@@ -27,12 +27,18 @@ def run(make_run):
     return run
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def initialised(network, image_shape):
+    return network.init(KEY, jnp.zeros((1, *image_shape)))["params"]
+
+
 def world(run, learning_rate=0.1):
     """A classifier, its optimizer, its state and what it draws from."""
     run.config.augment.learning_rate = learning_rate
     network = classifier.Classifier(8, 5)
     optimizer = classifier.make_optimizer(run.config.augment, 10)
-    state = jax.jit(lambda: classifier.init_state(KEY, network, optimizer, run.model.image_shape))()
+    params = initialised(network, run.model.image_shape)
+    state = classifier.State(jnp.int32(0), params, optimizer.init(params))
     return network, optimizer, state, augment.make_source(run, run.grey.train)
 
 

@@ -134,7 +134,9 @@ def test_interpolation_ends_are_the_reconstructions(make_run, architecture):
     np.testing.assert_allclose(frames[:, -1], run.reconstruct(b), atol=1e-6)
     variables = {"params": run.params["model"]}
     ends = [run.model.apply(variables, jnp.asarray(x / 255, jnp.float32), method="latents") for x in (a, b)]
-    middle = run.model.apply(variables, jax.tree.map(lambda u, v: (u + v) / 2, *ends), 0.5, method="render")
+    middle = run.model.apply(
+        variables, jax.tree.map(lambda u, v: (u + v) / 2, *ends), jnp.full((1, 1, 1, 1), 0.5), method="render"
+    )
     np.testing.assert_allclose(frames[:, 2], middle, atol=1e-5)
     np.testing.assert_array_equal(run.interpolate(a, b, 2)[:, 0], frames[:, 0])
 
