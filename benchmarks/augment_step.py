@@ -1,9 +1,9 @@
-"""Time of a classifier's step, plain and augmented, beside the machine's matrix product rate.
+"""Time of a classifier's training step, plain and augmented, compared with the rate of a matrix product.
 
 python -m benchmarks.augment_step [--hidden_dim=1024] [--out=FILE.json]
 
-60,000 random images of 28 x 28, batch 100, the dense VAE at its real size. The steps and the product take turns in one
-run, because the speed of a shared machine wanders; medians.
+60,000 random images of 28 x 28, batch 100, the dense VAE at its real size. The steps and the product alternate in one
+run, because the speed of a shared machine varies. The table shows medians.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from ml_collections import ConfigDict
 
 from benchmarks.flops import square_product
 from exvae import config as configs
@@ -29,8 +30,8 @@ OUT = flags.DEFINE_string("out", "", "also write the figures to this JSON file")
 NUM_IMAGES, CLASSES = 60_000, 10
 
 
-def gflop(config, *, augmented: bool) -> float:
-    """Products that cannot be done without: the first layer's input needs no gradient, the decoder none at all."""
+def gflop(config: ConfigDict, *, augmented: bool) -> float:
+    """Necessary products: the input of the first layer needs no gradient, and neither does the decoder."""
     batch, hidden, pixels = config.augment.batch_size, config.augment.hidden_dim, 784
     images = 2 * batch if augmented else batch
     total = images * (4 * pixels * hidden + 6 * hidden * hidden + 6 * hidden * CLASSES)
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> None:
     config = configs.get_config()
     config.augment.hidden_dim = HIDDEN.value
     model = models.build(config.model, (28, 28, 1))
-    params = {"model": models.init(jax.random.key(0), model)[0]}  # it has no batch norm
+    params = {"model": models.init(jax.random.key(0), model)[0]}  # this model has no batch norm
     rng = np.random.default_rng(0)
     codes = rng.normal(size=(NUM_IMAGES, config.model.latent_dim)).astype(np.float32)
     source = classifiers.Source(
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> None:
         for kind in kinds.values():
             began = time.perf_counter()
             kind[1], _ = jax.block_until_ready(kind[0](kind[1], params, source, key, index))
-            if number:  # the first compiles
+            if number:  # the first step compiles
                 kind[2].append(time.perf_counter() - began)
         began = time.perf_counter()
         product()

@@ -1,30 +1,33 @@
-"""What a training step would cost on accelerators, on paper: arithmetic, nothing is run.
+"""An estimate of the cost of a training step on accelerators. It is only arithmetic: nothing is run.
 
 python -m benchmarks.estimate
 
-For each case: products of a step, bytes that go between host and device and between devices, and memory of a device,
-all for one device. FLOP are those that cannot be done without (benchmarks/flops.py).
+For each case and for one device: the products of a step, the bytes between host and device and between devices, and the
+memory. FLOP are the necessary ones (benchmarks/flops.py).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from absl import app
+from ml_collections import ConfigDict
 
 from benchmarks.flops import step_gflop
 from experiments import celeba
 from exvae import config as configs
 from exvae import models, state
 
-TFLOPS = 100  # of an accelerator, float32 or what it does instead
+TFLOPS = 100  # rate of an accelerator, in float32 or its replacement
 FLOAT = 4  # bytes
 SEARCHES = ("exact", "scann")
 
 
 class Case(NamedTuple):
+    """A training set and the devices to train on."""
+
     name: str
     num_train: int
     devices: int
@@ -37,8 +40,8 @@ CASES = (
 )
 
 
-def make_config(case: Case, search: str) -> Any:
-    """100 images on each device, K = 5, half of the images drawn, as in experiments/celeba.py."""
+def make_config(case: Case, search: str) -> ConfigDict:
+    """100 images on each device, K = 5, M = N / 2, as in experiments/celeba.py."""
     config = celeba.get_config()
     config.retrieval.search = search
     config.train.batch_size *= case.devices
@@ -46,7 +49,7 @@ def make_config(case: Case, search: str) -> Any:
 
 
 def estimate(case: Case, search: str) -> dict[str, float]:
-    """Per device and step; gigabytes and gigaflops."""
+    """The estimates for one device and one step, by their names with units."""
     config = make_config(case, search)
     model = models.build(config.model, (64, 64, 3))
     params = jax.eval_shape(lambda: state.init_params(config, model))
@@ -55,13 +58,13 @@ def estimate(case: Case, search: str) -> dict[str, float]:
     slots = batch * config.retrieval.num_neighbours
     image = math.prod(model.image_shape)
     table = case.num_train * dim * FLOAT
-    # Each device sends and receives about twice what is summed over all (a ring), and once what all are to have.
-    between = 2 * num_params * FLOAT + 2 * batch * dim * FLOAT  # gradients; of z
-    between += (batch + slots) * dim * FLOAT + batch * dim * FLOAT  # means for the table; z
+    # In a ring, each device sends and receives an array about twice for a sum, and once for a copy on all devices.
+    between = 2 * num_params * FLOAT + 2 * batch * dim * FLOAT  # gradients of parameters and of z
+    between += (batch + slots) * dim * FLOAT + batch * dim * FLOAT  # means for the table, and z
     if search == "exact":
         between += batch * dim * FLOAT + d * batch * (config.retrieval.num_neighbours + 1) * 2 * FLOAT  # candidates
     moved = (batch + slots) * image / d if case.images_on == "host" else 0
-    tables = table / d * (3 if search == "scann" else 1)  # the index in use and the next one were made from copies
+    tables = table / d * (3 if search == "scann" else 1)  # with a copy for the current index and one for the next
     images = 0 if case.images_on == "host" else case.num_train * image
     gflop = step_gflop(config, model) / d
     return {

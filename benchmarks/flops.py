@@ -1,4 +1,4 @@
-"""Floating point operations that cannot be done without: products and convolutions, no recomputation."""
+"""Counts of the necessary floating point operations: products and convolutions, without recomputation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from ml_collections import ConfigDict
 
 from exvae import models
 from exvae.models.causal import WeightNormConv
@@ -21,7 +22,7 @@ LINEAR = (Dense, Conv, GatedConv, WeightNormConv)
 
 
 def square_product() -> tuple[Callable[[], jax.Array], float]:
-    """A float32 product whose rate a step is measured against: the call, and its GFLOP."""
+    """A function that computes a float32 product, to compare a step with, and its GFLOP."""
     n = 1024
     a, product = jnp.ones((n, n)), jax.jit(jnp.matmul)
     product(a, a).block_until_ready()
@@ -29,7 +30,7 @@ def square_product() -> tuple[Callable[[], jax.Array], float]:
 
 
 def call_flops(module: nn.Module, method: str, inputs: Sequence[jax.Array], outputs: jax.Array) -> int:
-    """2 x multiplications that this call does itself, forward; what modules inside of it do is counted there."""
+    """Twice the multiplications of this call in a forward pass, without those of the modules inside it."""
     if isinstance(module, Decoder):
         return attention_flops(outputs) if method == "queries" else 0
     if not isinstance(module, LINEAR) or method != "__call__":
@@ -37,16 +38,16 @@ def call_flops(module: nn.Module, method: str, inputs: Sequence[jax.Array], outp
     if isinstance(module, Dense):
         return 2 * module.features * sum(part.size for part in inputs)
     if isinstance(module, WeightNormConv):
-        taps = int(np.sum(module.mask))  # what a mask hides could be left out
+        taps = int(np.sum(module.mask))  # masked taps could be omitted
     elif isinstance(module, Conv) and module.double:
-        taps = ((module.kernel_size + 1) // 2) ** 2  # so many different pixels are under a kernel
+        taps = ((module.kernel_size + 1) // 2) ** 2  # number of different pixels under a kernel
     else:
         taps = module.kernel_size**2
     return 2 * outputs.size * taps * inputs[0].shape[-1] * (2 if isinstance(module, GatedConv) else 1)
 
 
 def attention_flops(queries: jax.Array) -> int:
-    """Scores and weighted values of every pixel and each of those before it."""
+    """The scores and the weighted values of every pixel with all pixels before it."""
     images, length, heads, dim = queries.shape
     return 2 * 2 * images * length * (length - 1) // 2 * heads * dim
 
@@ -54,10 +55,10 @@ def attention_flops(queries: jax.Array) -> int:
 def count(
     model: nn.Module, method: str, *args: Any, passes: Callable[[nn.Module, jax.Array], int] = lambda *_: 1
 ) -> int:
-    """All products of one call of a method on arguments of these shapes, each `passes` times."""
+    """All products of one call of a method with arguments of these shapes. Each module counts `passes` times."""
     total = 0
 
-    def record(call, args, kwargs, context):
+    def record(call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
         nonlocal total
         out = call(*args, **kwargs)
         if flops := call_flops(context.module, context.method_name, args, out):
@@ -72,9 +73,9 @@ def count(
 
 
 def training_flops(model: nn.Module, method: str, batch: int, *, learned_images: bool = False) -> int:
-    """Forward, gradient of the weights and gradient of the inputs of every linear layer.
+    """The forward pass, and the gradients of the weights and of the inputs of every linear layer.
 
-    Images need no gradient, unless they are learned (pseudo-inputs); of exemplars only the mean is used.
+    Images need no gradient, unless they are learned (pseudo-inputs). Only the mean of an exemplar is used.
     """
     x = jax.ShapeDtypeStruct((batch, *model.image_shape), jnp.float32)
 
@@ -87,13 +88,13 @@ def training_flops(model: nn.Module, method: str, batch: int, *, learned_images:
 
 
 def _reads_image(module: nn.Module, inputs: jax.Array, x: jax.ShapeDtypeStruct) -> bool:
-    if module.name == "from_x":  # first layer of a decoder that sees the image, with a border around it
+    if module.name == "from_x":  # first layer of a decoder that reads the image, with a border around it
         return True
     return inputs.size == x.size and any("from_x" in part or part == "encoder" for part in module.path)
 
 
 def sample_flops(model: nn.Module) -> int:
-    """One importance sample of an image: everything below its encoders."""
+    """One importance sample of an image: everything after its encoders."""
     params, statistics = jax.eval_shape(lambda: models.init(jax.random.key(0), model))
     x = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
     observe = functools.partial(models.apply, model, method="observe")
@@ -101,15 +102,15 @@ def sample_flops(model: nn.Module) -> int:
 
 
 def drawing_flops(model: nn.Module, num_images: int) -> tuple[int, int]:
-    """Images of an autoregressive decoder at given z: the latents below it, and one pass over all pixels."""
+    """Images of an autoregressive decoder, given z: the lower latents, and one pass over all pixels."""
     z = jax.ShapeDtypeStruct((num_images, model.latent_dim), jnp.float32)
     z1 = jax.ShapeDtypeStruct((num_images, model.lower_latent_dim), jnp.float32)
     x = jax.ShapeDtypeStruct((num_images, *model.image_shape), jnp.float32)
     return count(model, "complete", jax.random.key(0), z), count(model, "logits", x, z, z1)
 
 
-def image_gflop(config: Any, model: nn.Module, num_exemplars: int, candidates: int) -> float:
-    """Log-likelihood of one image: S samples against the candidates, and the audit against all exemplars."""
+def image_gflop(config: ConfigDict, model: nn.Module, num_exemplars: int, candidates: int) -> float:
+    """The log-likelihood of one image: S samples with the candidates, and the audit with all exemplars."""
     samples, dim = config.eval.iwae_samples, config.model.latent_dim
     total = samples * sample_flops(model) + 2 * samples * candidates * dim
     if candidates < num_exemplars:
@@ -117,8 +118,8 @@ def image_gflop(config: Any, model: nn.Module, num_exemplars: int, candidates: i
     return total / 1e9
 
 
-def step_gflop(config: Any, model: nn.Module) -> float:
-    """One step of batch B under the config's prior."""
+def step_gflop(config: ConfigDict, model: nn.Module) -> float:
+    """One training step with this config."""
     batch, dim = config.train.batch_size, config.model.latent_dim
     total = training_flops(model, "terms", batch)
     if config.prior.name == "vamp":

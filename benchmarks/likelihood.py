@@ -1,11 +1,11 @@
-"""Time and memory of an image's log-likelihood, exact and pruned, beside the machine's matrix product rate.
+"""Time and memory of the log-likelihood of an image, exact and pruned, compared with the rate of a matrix product.
 
 python -m benchmarks.likelihood [--out=FILE.json]                    against N (synthetic means) and S
 python -m benchmarks.likelihood --workdir=runs/mnist --images=200    on a trained run: exact against pruned
 
-The first needs no data: a model at its real size (--architecture) and N random means. The second scores the same
-images both ways, in turns, with the same samples: what pruning loses, what the audit says of it, and what it gains. All
-times are medians of variants that take turns in one run, because the speed of a shared machine wanders.
+The first command needs no data: it uses a model at its real size (--architecture) and N random means. The second scores
+the same images both ways with the same samples, and shows the error of pruning, the audit's estimate of it, and the
+speedup. Variants alternate in one run, because the speed of a shared machine varies. All times are medians.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,19 +33,22 @@ from exvae.scale import sharding
 EXEMPLARS = flags.DEFINE_list("exemplars", ["10000", "50000", "100000", "1000000"], "N, numbers of synthetic means")
 SAMPLES = flags.DEFINE_list("samples", ["500", "5000"], "S, importance samples")
 ARCHITECTURE = flags.DEFINE_string("architecture", "vae", "vae, hvae, convhvae, pixelsnail")
-REPEATS = flags.DEFINE_integer("repeats", 9, "times that a fast variant is measured; a slow one at least twice")
+REPEATS = flags.DEFINE_integer("repeats", 9, "measurements of a fast variant; a slow one has at least two")
 WORKDIR = flags.DEFINE_string("workdir", "", "folder of a trained run with the exemplar prior")
 IMAGES = flags.DEFINE_integer("images", 200, "test images of the run to score")
 DATA_DIR = flags.DEFINE_string("data_dir", "", "folder with the data files, if not the run's own")
 OUT = flags.DEFINE_string("out", "", "also write the figures to this JSON file")
 
+T = TypeVar("T")
+
 
 def peak_gib() -> float:
-    """Of the whole process so far."""
+    """The largest memory of the process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def timed(call: Callable) -> tuple[float, object]:
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    """Seconds and result of a call."""
     began = time.perf_counter()
     result = jax.block_until_ready(call())
     return time.perf_counter() - began, result
@@ -56,8 +60,8 @@ def product_rate() -> Callable[[], float]:
     return lambda: gflop / timed(call)[0]
 
 
-def synthetic() -> list[dict]:
-    """Every N and S, exact and pruned in turns."""
+def synthetic() -> list[dict[str, Any]]:
+    """Measure every N and S, alternating between exact and pruned."""
     rows, rate = [], product_rate()
     rng = np.random.default_rng(0)
     image = jnp.asarray(255 * (rng.random((1, 28, 28, 1)) < 0.2), jnp.uint8)
@@ -102,7 +106,8 @@ def synthetic() -> list[dict]:
     return rows
 
 
-def show(row: dict, header: bool) -> None:
+def show(row: dict[str, Any], header: bool) -> None:
+    """Print a row."""
     if header:
         print("        N      S  method   ms/image    GFLOP  of matmul rate  temporary MiB")
     print(
@@ -112,8 +117,8 @@ def show(row: dict, header: bool) -> None:
     )
 
 
-def trained(workdir: Path) -> dict:
-    """Exact against pruned on test images of a run."""
+def trained(workdir: Path) -> dict[str, Any]:
+    """Compare exact with pruned on test images of a run."""
     here = run.load(workdir, data_dir=DATA_DIR.value)
     config, images = here.config, here.dataset.test.images
     components = exemplar.components(here.params["prior"], None, jnp.asarray(here.means))
@@ -126,7 +131,7 @@ def trained(workdir: Path) -> dict:
     times, scores = {method: [] for method in scorers}, {method: [] for method in scorers}
     rate = product_rate()
     rates = []
-    for number, image in enumerate([order[0], *order]):  # the first once more: compilation
+    for number, image in enumerate([order[0], *order]):  # the first image twice, because its first call compiles
         for method, scorer in scorers.items():
             args = (here.params, components, key, images[image][None], np.array([image]))
             seconds, score = timed(lambda scorer=scorer, args=args: scorer(*args))

@@ -1,4 +1,4 @@
-"""The training loop without its surroundings, for benchmarks."""
+"""A minimal training loop for benchmarks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from exvae.training import feed, optim, step
 
 
 class Loop:
-    """State, compiled step and the host's part."""
+    """The state, the compiled step and the work of the host."""
 
     def __init__(self, config: ConfigDict, store: Store, table: np.ndarray | None, params: dict | None = None):
         """
         Args:
-          table: the latent means; None: none are needed.
-          params: None: as they are initialised.
+          table: the latent means; None: the config needs none.
+          params: the parameters; None: fresh ones.
         """
         mesh = sharding.make_mesh()
         model = models.build(config.model, store.image_shape)
@@ -44,7 +44,7 @@ class Loop:
         return self._feeder(self.state, self._number, index)
 
     def run(self, steps: int = 1) -> None:
-        """So many steps, the host ahead of the devices as in training, and the wait for the last."""
+        """Run this many steps and wait for the last. As in training, the host works ahead of the devices."""
         for _ in range(steps):
             self.state, elbo = self._step(self.state, self._batch())
             self._number += 1

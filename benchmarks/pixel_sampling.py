@@ -1,4 +1,4 @@
-"""Time of drawing PixelSNAIL digits: with cached activations, and with the whole network for every pixel.
+"""Time to draw PixelSNAIL digits: with cached activations, and with the whole network for every pixel.
 
 python -m benchmarks.pixel_sampling [--pixels=20] [--out=FILE.json]
 
@@ -6,9 +6,9 @@ cached        one compiled call of `decode`, which computes nothing twice
 compiled loop one compiled loop; each pixel runs the whole network on the whole images
 python loop   the same with a call of the compiled network for each pixel
 
-All draw from the same latents with the same uniform random numbers, and take turns, because the speed of a shared
-machine wanders; medians. The naive loops are timed on the first --pixels only (0: all) and scaled: each of their passes
-costs the same. The weights are fresh: the time does not depend on them.
+All draw from the same latents with the same uniform random numbers. They alternate, because the speed of a shared
+machine varies; times are medians. The naive loops are timed on the first --pixels only (0: all) and scaled, because
+all their passes cost the same. The weights are not trained, because the time does not depend on them.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from experiments import mnist_pixelsnail
 from exvae import models
 
 IMAGES = flags.DEFINE_integer("images", 16, "digits to draw")
-PIXELS = flags.DEFINE_integer("pixels", 20, "that the naive loops draw; 0: all")
-CHANNELS = flags.DEFINE_integer("channels", 0, "of the decoder; 0: as the experiment")
-REPEATS = flags.DEFINE_integer("repeats", 5, "turns")
+PIXELS = flags.DEFINE_integer("pixels", 20, "pixels that the naive loops draw; 0: all")
+CHANNELS = flags.DEFINE_integer("channels", 0, "channels of the decoder; 0: those of the experiment")
+REPEATS = flags.DEFINE_integer("repeats", 5, "measurements of each sampler")
 OUT = flags.DEFINE_string("out", "", "also write the figures to this JSON file")
 IMAGE_SHAPE = (28, 28, 1)
-NEAR = 1e-4  # two ways of computing a mean differ by less; a pixel whose u is nearer to it may flip
+NEAR = 1e-4  # largest difference between two ways to compute a mean; a pixel with u this close to its mean may flip
 
 
 class Problem(NamedTuple):
-    """What all samplers are given."""
+    """The inputs of all samplers."""
 
     model: nn.Module
     params: dict
     key: jax.Array
     z: jax.Array  # (B, D)
-    latents: tuple[jax.Array, ...]  # that `decode` draws with the key
-    u: jax.Array  # (B, H, W, C), likewise
+    latents: tuple[jax.Array, ...]  # as `decode` draws them with the key
+    u: jax.Array  # (B, H, W, C), the uniform numbers of `decode`
 
 
 @dataclasses.dataclass
@@ -56,9 +56,9 @@ class Sampler:
     """One way to draw, and its timings."""
 
     name: str
-    pixels: int  # that it draws
+    pixels: int  # number of pixels that it draws
     run: Callable[[], Any]
-    gflop: float  # of all pixels
+    gflop: float  # for all pixels
     times: list[float] = dataclasses.field(default_factory=list)
 
     def measure(self) -> None:
@@ -90,7 +90,7 @@ def cached(problem: Problem, *, draw: bool = True) -> Callable[[], jax.Array]:
 
 
 def whole_network(problem: Problem) -> Callable[..., jax.Array]:
-    """(params, images, latents) -> means of all pixels, each given those before it."""
+    """The function (params, images, latents) -> means of all pixels, each given the pixels before it."""
 
     def means(params: dict, x: jax.Array, latents: tuple[jax.Array, ...]) -> jax.Array:
         return jax.nn.sigmoid(models.apply(problem.model, params, x, *latents, method="logits"))
@@ -128,7 +128,7 @@ def python_loop(problem: Problem, num_pixels: int) -> Callable[[], np.ndarray]:
 
 
 def check_cached(problem: Problem, drawn: np.ndarray) -> float:
-    """All pixels of the cached images against one pass of the network over them; the largest difference of a mean."""
+    """Compare the cached images with one pass of the network over them. Returns the largest difference of a mean."""
     means = np.asarray(jax.jit(whole_network(problem))(problem.params, drawn, problem.latents))
     largest = np.abs(means - np.asarray(cached(problem, draw=False)())).max()
     if largest > NEAR:
@@ -141,7 +141,7 @@ def check_cached(problem: Problem, drawn: np.ndarray) -> float:
 
 
 def equal_images(problem: Problem, drawn: np.ndarray, reference: np.ndarray, num_pixels: int, name: str) -> float:
-    """Fraction of images that agree on the first pixels. Where one does not, u was near the mean at the first flip."""
+    """The fraction of images with the same first pixels. Others must first differ where u is close to the mean."""
     flat, expected = (a.reshape(len(a), -1)[:, :num_pixels] for a in (drawn, reference))
     differs = flat != expected
     bad = np.flatnonzero(differs.any(axis=1))
@@ -154,7 +154,8 @@ def equal_images(problem: Problem, drawn: np.ndarray, reference: np.ndarray, num
     return 1 - len(bad) / len(drawn)
 
 
-def figures(samplers: list[Sampler], agreement: dict[str, float], rate: float, num_pixels: int) -> list[dict]:
+def figures(samplers: list[Sampler], agreement: dict[str, float], rate: float, num_pixels: int) -> list[dict[str, Any]]:
+    """The rows of the table."""
     first = samplers[0].seconds(num_pixels)
     return [
         {
@@ -170,7 +171,8 @@ def figures(samplers: list[Sampler], agreement: dict[str, float], rate: float, n
     ]
 
 
-def show(found: list[dict], num_pixels: int) -> None:
+def show(found: list[dict[str, Any]], num_pixels: int) -> None:
+    """Print the table."""
     print(
         f"{'sampler':15}{'pixels timed':>13}{'seconds':>11}{'ratio':>8}{'GFLOP':>11}{'of matmul rate':>16}{'equal':>8}"
     )
@@ -197,7 +199,7 @@ def main(argv: list[str]) -> None:
         Sampler("compiled loop", pixels, compiled_loop(problem, pixels), naive_gflop),
         Sampler("python loop", pixels, python_loop(problem, pixels), naive_gflop),
     ]
-    images = {sampler.name: np.asarray(sampler.run()) for sampler in samplers}  # compiles
+    images = {sampler.name: np.asarray(sampler.run()) for sampler in samplers}  # also compiles
     difference = check_cached(problem, images["cached"])
     agreement = {name: equal_images(problem, x, images["cached"], pixels, name) for name, x in images.items()}
     product = Sampler("product", 1, *square_product())

@@ -1,4 +1,4 @@
-"""What the parts of the fast recipe cost: the step of a dense architecture with and without them, in turns in one run.
+"""The cost of each part of the fast recipe: the step of a dense architecture with and without it, measured in one run.
 
 python -m benchmarks.recipe_step [--architecture=hvae] [--priors=exemplar] [--rows=...] [--rounds=40] [--out=FILE.json]
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from absl import app, flags
+from ml_collections import ConfigDict
 
 from benchmarks.flops import square_product
 from benchmarks.loop import Loop
@@ -27,9 +28,9 @@ from exvae.training.optim import AVERAGE_STEPS
 
 NUM_TRAIN = 50_000
 PRIORS = ("gaussian", "vamp", "exemplar")
-STEPS = AVERAGE_STEPS  # timed together: the average is updated once in each timing
+STEPS = AVERAGE_STEPS  # steps in one measurement; the average is updated once in them
 BOTH = {"optim.estimator": "stl", "optim.ema": 0.999}
-# RAT with K = 10 and a batch of 100, then one change after another; the last is recipe=fast itself.
+# Changes of RAT with K = 10 and a batch of 100. The last row of the table is recipe=fast itself.
 CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
     "stl": {"optim.estimator": "stl"},
@@ -38,14 +39,15 @@ CHANGES: dict[str, dict[str, Any]] = {
     "stl + ema, two z": {**BOTH, "objective.samples": 2},
     "stl + ema, K = 1": {**BOTH, "retrieval.num_neighbours": 1},
 }
-ARCHITECTURE = flags.DEFINE_enum("architecture", "vae", ["vae", "hvae"], "whose step")
-CHOSEN = flags.DEFINE_multi_enum("priors", PRIORS, PRIORS, "given once or several times")
-ROWS = flags.DEFINE_list("rows", [], "only these beside `plain`, as --rows='stl + ema'; all of them if not given")
-ROUNDS = flags.DEFINE_integer("rounds", 40, f"timings of {STEPS} steps each")
+ARCHITECTURE = flags.DEFINE_enum("architecture", "vae", ["vae", "hvae"], "the architecture to measure")
+CHOSEN = flags.DEFINE_multi_enum("priors", PRIORS, PRIORS, "a prior to measure; may be given several times")
+ROWS = flags.DEFINE_list("rows", [], "rows to measure besides `plain`, as --rows='stl + ema'; default: all")
+ROUNDS = flags.DEFINE_integer("rounds", 40, f"measurements, each of {STEPS} steps")
 OUT = flags.DEFINE_string("out", "", "also write the rows to this JSON file")
 
 
-def make_config(prior: str, fields: dict[str, Any] | None) -> Any:
+def make_config(prior: str, fields: dict[str, Any] | None) -> ConfigDict:
+    """RAT with these changes; None: recipe=fast."""
     recipe = "paper" if fields is not None else "fast"
     config = common.build("mnist", ARCHITECTURE.value, prior=prior, recipe=recipe)
     config.retrieval.search = "exact"
@@ -54,7 +56,7 @@ def make_config(prior: str, fields: dict[str, Any] | None) -> Any:
 
 
 def median_interval(values: list[float]) -> tuple[float, float, float]:
-    """The median and the ends of its 95 % interval, which are order statistics: no distribution is assumed."""
+    """The median and the ends of its 95 % interval. The ends are order statistics, so no distribution is assumed."""
     ordered, n = sorted(values), len(values)
     half = 0.98 * math.sqrt(n)
     low, high = max(0, math.floor(n / 2 - half)), min(n - 1, math.ceil(n / 2 + half))
@@ -82,7 +84,7 @@ def main(argv: list[str]) -> None:
     product, gflop = square_product()
     rates = []
     for number in range(ROUNDS.value):
-        for key, loop in sorted(loops.items(), reverse=number % 2 == 1):  # there and back: drift cancels
+        for key, loop in sorted(loops.items(), reverse=number % 2 == 1):  # forwards and backwards, so drift cancels
             began = time.perf_counter()
             loop.run(STEPS)
             times[key].append((time.perf_counter() - began) / STEPS)
@@ -91,7 +93,7 @@ def main(argv: list[str]) -> None:
         rates.append(gflop / (time.perf_counter() - began))
     rows = []
     for (prior, name), values in times.items():
-        # Of neighbours in time: the speed of a shared machine wanders.
+        # Ratios of measurements that follow each other, because the speed of a shared machine varies.
         ratio, low, high = median_interval([a / b for a, b in zip(values, times[prior, "plain"], strict=True)])
         seconds = statistics.median(values)
         images_per_second = batch[prior, name] / seconds

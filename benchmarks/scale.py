@@ -1,11 +1,11 @@
-"""What a training step costs as the exemplars become more: exact and ScaNN search, N = 10,000 to 1,000,000.
+"""The cost of a training step for N = 10,000 to 1,000,000 exemplars, with exact and ScaNN search.
 
 python -m benchmarks.scale [--exemplars=10000,50000,100000,1000000] [--out=FILE.json] [--plot=FILE.png]
 
-The images are glyphs, and the latent means those of a `vae` that was trained on them for a few hundred steps: how many
-neighbours an index finds depends on how codes lie. M = N / 2 exemplars are drawn, K = 10, batch 100. All variants are
-timed in turns in one run, with images on the device; at the largest N also with images on the host, and while an index
-is being built in the background.
+The images are glyphs. The latent means are those of a `vae` after a few hundred training steps, because the recall of
+an index depends on the distribution of the codes. M = N / 2 exemplars are drawn, K = 10, batch 100. All variants
+alternate in one run, with images on the device. The largest N is also measured with images on the host, and while an
+index is built in the background.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import resource
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from absl import app, flags
+from ml_collections import ConfigDict
 
 from benchmarks.loop import Loop
 from experiments import mnist_vae
@@ -35,16 +35,16 @@ from exvae.runs.figures import save_panels
 from exvae.scale import sharding
 
 EXEMPLARS = flags.DEFINE_list("exemplars", ["10000", "50000", "100000", "1000000"], "N")
-TRAIN_STEPS = flags.DEFINE_integer("train_steps", 500, "that the model is trained for before its means are taken")
-ROUNDS = flags.DEFINE_integer("rounds", 8, "turns that each variant has")
-STEPS = flags.DEFINE_integer("steps", 10, "steps of a turn; two where a step takes long")
+TRAIN_STEPS = flags.DEFINE_integer("train_steps", 500, "training steps before the means are computed")
+ROUNDS = flags.DEFINE_integer("rounds", 8, "measurements of each variant")
+STEPS = flags.DEFINE_integer("steps", 10, "steps in a measurement; two if a step is slow")
 OUT = flags.DEFINE_string("out", "", "also write the rows to this JSON file")
-PLOT = flags.DEFINE_string("plot", "", "also draw them into this PNG file")
+PLOT = flags.DEFINE_string("plot", "", "also plot the rows in this PNG file")
 
 
 @dataclasses.dataclass
 class Variant:
-    """A training loop and what is measured of it."""
+    """A training loop and its measurements."""
 
     num_exemplars: int
     search: str
@@ -73,7 +73,7 @@ class Variant:
         }
 
 
-def make_config(search: str, num_exemplars: int) -> Any:
+def make_config(search: str, num_exemplars: int) -> ConfigDict:
     config = mnist_vae.get_config()
     config.retrieval.search = search
     return configs.resolve(config, num_exemplars)
@@ -85,7 +85,7 @@ def make_store(images: np.ndarray, on_host: bool) -> Store:
 
 
 def learn(images: np.ndarray, steps: int) -> tuple[dict, np.ndarray]:
-    """Parameters after so many steps on the first 50,000 images, and the means of all images."""
+    """The parameters after this many steps on the first 50,000 images, and the means of all images."""
     first = make_store(images[:50_000], on_host=False)
     loop = Loop(make_config("exact", len(first)), first, np.zeros((len(first), 40), np.float32))
     loop.run(steps)
@@ -107,8 +107,8 @@ def make_variant(store: Store, table: np.ndarray, params: dict, search: str) -> 
     return variant
 
 
-def overlap(variant: Variant, table: np.ndarray, rounds: int) -> dict:
-    """The step by itself and while an index is built in the background, in turns."""
+def overlap(variant: Variant, table: np.ndarray, rounds: int) -> dict[str, float]:
+    """Measure the step alone, and while an index is built in the background."""
     shape = scann.choose_shape(make_config("scann", len(table)), len(table))
     alone, beside, seconds = [], [], []
     for _ in range(rounds):
@@ -145,7 +145,7 @@ def show(rows: list[dict]) -> None:
 
 
 def plot(path: Path, rows: list[dict]) -> None:
-    """Time, memory beside the arguments, recall and build time against N."""
+    """Plot the time, the temporary memory, the recall and the build time against N."""
 
     def lines(name: str, searches: tuple[str, ...]) -> dict:
         return {

@@ -1,12 +1,12 @@
-"""Time of one training step for every architecture and prior, beside the machine's matrix product rate.
+"""Time of one training step for every architecture and prior, compared with the rate of a matrix product.
 
 python -m benchmarks.train_step [--architectures=vae,hvae,convhvae] [--out=FILE.json]
 python -m benchmarks.train_step --architectures=pixelsnail,celeba --skip='*/vamp/*,*/exemplar/none,*/exemplar/scann'
 
 The settings of the experiments: N = 50,000 exemplars of 28 x 28, M = 25,000 drawn, K = 10 neighbours, batch 100; celeba
-has 162,770 (2 GB) of 64 x 64 x 3, half of them drawn, K = 5. All variants of an architecture are timed in turns in one
-run, with the matrix product among them, because the speed of a shared machine wanders. The images are random bytes: the
-time of a step does not depend on them.
+has 162,770 (2 GB) of 64 x 64 x 3, half of them drawn, K = 5. All variants of an architecture and the matrix product
+alternate in one run, because the speed of a shared machine varies. The images are random bytes, because the time of a
+step does not depend on them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from absl import app, flags
+from ml_collections import ConfigDict
 
 from benchmarks.flops import square_product, step_gflop
 from benchmarks.loop import Loop
@@ -43,18 +43,18 @@ TRAINING_SETS = {"mnist": (50_000, 28, 28, 1), "celeba": (162_770, 64, 64, 3)}
 ACCELERATOR_TFLOPS = 100
 VARIANTS = [("gaussian", "none"), ("vamp", "none"), ("exemplar", "none"), ("exemplar", "exact"), ("exemplar", "scann")]
 ARCHITECTURES = flags.DEFINE_list(
-    "architectures", ["vae", "hvae", "convhvae"], "which to time: " + ", ".join(EXPERIMENTS)
+    "architectures", ["vae", "hvae", "convhvae"], "architectures to measure: " + ", ".join(EXPERIMENTS)
 )
-SECONDS = flags.DEFINE_float("seconds", 6.0, "time for each variant; a slow one takes at least two steps")
+SECONDS = flags.DEFINE_float("seconds", 6.0, "time for each variant; a slow one has at least two steps")
 SKIP = flags.DEFINE_list("skip", [], "variants to leave out, as architecture/prior/search; * stands for anything")
-NUM_TRAIN = flags.DEFINE_integer("num_train", 0, "N; 0: as the experiment")
-CHANNELS = flags.DEFINE_integer("channels", 0, "of convolutions; 0: as the experiment")
+NUM_TRAIN = flags.DEFINE_integer("num_train", 0, "N; 0: that of the experiment")
+CHANNELS = flags.DEFINE_integer("channels", 0, "channels of convolutions; 0: those of the experiment")
 OUT = flags.DEFINE_string("out", "", "also write the rows to this JSON file")
 
 
 @dataclasses.dataclass
 class Variant:
-    """One compiled step and its timings."""
+    """One compiled step and its measurements."""
 
     architecture: str
     prior: str
@@ -63,7 +63,7 @@ class Variant:
     gflop: float
     temporary_mib: float = 0.0
     arguments_mib: float = 0.0  # state, training set and batch
-    extra_seconds: float = 0.0  # of work that is not done in every step
+    extra_seconds: float = 0.0  # share of work that not every step does
     times: list[float] = dataclasses.field(default_factory=list)
 
     def measure(self) -> None:
@@ -76,27 +76,27 @@ def matmul_variant() -> Variant:
     return Variant("matmul", "", "", *square_product())
 
 
-def make_config(architecture: str, prior: str, search: str) -> Any:
+def make_config(architecture: str, prior: str, search: str) -> ConfigDict:
     config = EXPERIMENTS[architecture].get_config(f"prior={prior}")
     config.retrieval.search = search
     config.model.channels = CHANNELS.value or config.model.channels
     return configs.resolve(config, training_set_shape(config)[0])
 
 
-def training_set_shape(config: Any) -> tuple[int, int, int, int]:
+def training_set_shape(config: ConfigDict) -> tuple[int, int, int, int]:
     num_train, *image_shape = TRAINING_SETS[config.data.name]
     return NUM_TRAIN.value or num_train, *image_shape
 
 
-def step_variant(config: Any, store: Store) -> Variant:
-    """The real training step on random images, with the host's part of the ScaNN search included."""
+def step_variant(config: ConfigDict, store: Store) -> Variant:
+    """The real training step on random images, including the work of the host in a ScaNN search."""
     table, build_seconds = None, 0.0
     if feed.uses_table(config):
         table = np.random.default_rng(0).normal(size=(len(store), config.model.latent_dim)).astype(np.float32)
     if feed.uses_index(config):
         began = time.perf_counter()
         scann.ScannIndex(table, scann.choose_shape(config, len(store)))
-        build_seconds = (time.perf_counter() - began) / config.retrieval.rebuild_steps  # its share in every step
+        build_seconds = (time.perf_counter() - began) / config.retrieval.rebuild_steps  # divided over all steps
     loop = Loop(config, store, table)
     model = models.build(config.model, store.image_shape)
     return Variant(
@@ -112,7 +112,7 @@ def step_variant(config: Any, store: Store) -> Variant:
 
 
 def measure(variants: list[Variant], matmul: Variant, seconds: float) -> None:
-    """Turn by turn, until each fast variant has had its share of time and each slow one two steps."""
+    """Measure in rounds, until each fast variant has used its time and each slow one has two steps."""
     while waiting := [v for v in variants if len(v.times) < 2 or sum(v.times) < seconds]:
         for variant in waiting:
             variant.measure()
@@ -120,7 +120,7 @@ def measure(variants: list[Variant], matmul: Variant, seconds: float) -> None:
 
 
 def measure_beside(variant: Variant, matmul: Variant) -> None:
-    """The matrix product for a fifth of the time that the step took, so that both see the same minutes."""
+    """Measure the matrix product for a fifth of the time of the step, so both are measured in the same minutes."""
     until = time.perf_counter() + min(2.0, 0.2 * variant.times[-1])
     matmul.measure()
     while time.perf_counter() < until:
@@ -128,7 +128,7 @@ def measure_beside(variant: Variant, matmul: Variant) -> None:
 
 
 def rows(variants: list[Variant], matmul: Variant) -> list[dict]:
-    """One row per variant; the median is robust against a neighbour's burst."""
+    """One row per variant, with medians, which ignore bursts of other programs."""
     rate = matmul.gflop / statistics.median(matmul.times)  # GFLOP/s
     found = []
     for variant in variants:
@@ -168,7 +168,7 @@ def show(found: list[dict]) -> None:
 
 
 def time_architecture(architecture: str) -> list[dict]:
-    """All of its variants on one training set."""
+    """Measure all variants of an architecture on one training set."""
     chosen = [
         variant
         for variant in VARIANTS

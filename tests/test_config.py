@@ -16,7 +16,7 @@ MODELS = ("vae", "hvae", "convhvae", "pixelsnail")
 PAPER = [f"{data}_{model}" for data in ("mnist", "fashion_mnist", "omniglot") for model in MODELS]
 
 
-FIELDS = configs._flat(configs.get_config().to_dict())
+FIELDS = configs.flat(configs.get_config())
 GROUPS = {field.split(".")[0] for field in FIELDS if "." in field}
 
 

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from exvae import files, run
 from exvae.errors import UserError
 from exvae.evaluation import elbo
@@ -74,7 +72,7 @@ def score(workdir: Path, num_images: int) -> dict[str, Any]:
         "log_likelihood": round(float(values.mean()), 3),
         "scored_images": len(values),
         "scored_samples": SAMPLES,
-        "active_units": elbo.active_units(np.asarray(best.encode(images).mean)),
+        "active_units": elbo.active_units(best.encode(images).mean),
     }
 
 

@@ -144,7 +144,7 @@ def main(run: TrainedModel, out: str = "") -> None:
     means = {
         name: np.asarray(encode(run.mesh, run.model, run.params, part.images).mean) for name, part in parts.items()
     }
-    binary = np.asarray(encode(run.mesh, run.model, run.params, run.dataset.test.images).mean)  # as in --task=evaluate
+    binary = encode(run.mesh, run.model, run.params, run.dataset.test.images).mean  # as in --task=evaluate
     results: dict[str, Any] = {"active_units": active_units(binary), "latent_dim": run.model.latent_dim}
     print(f"active units {results['active_units']} of {results['latent_dim']}", flush=True)
 
