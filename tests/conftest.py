@@ -116,14 +116,32 @@ GROUPS = {
     ),
     "uses": ("tests/uses/",),
 }  # fmt: skip
+# These take longest, and come first: no process is to be left with one of them at the end.
+LONGEST = ("trained", "tests/test_every_architecture.py", "uses", "tests/test_objectives.py", "tests/evaluation/")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
+def group_of(nodeid: str) -> str:
+    named = (name for name, places in GROUPS.items() if nodeid.startswith(places))
+    return next(named, nodeid.split("::")[0])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        named = (name for name, places in GROUPS.items() if item.nodeid.startswith(places))
-        group = next(named, item.nodeid.split("::")[0])
-        item.add_marker(pytest.mark.xdist_group(group))
+    def place(item: pytest.Item) -> int:
+        return next((i for i, group in enumerate(LONGEST) if group_of(item.nodeid).startswith(group)), len(LONGEST))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whole groups go to a process. (xdist's own groups do not know the pytest that we have.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Scheduling(config, log)
 
 
 @contextlib.contextmanager
