@@ -43,7 +43,6 @@ def components(
 
 def log_prob(components: None, z: Float[Array, "S D"], mesh: Mesh | None = None) -> Float[Array, " S"]:
     """log N(z | 0, I)."""
-    """log N(z | 0, I)."""
     del components, mesh
     return gaussian_log_prob(z)
 

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from exvae.errors import UserError
 from exvae.retrieval import NOBODY
+from exvae.retrieval.slots import num_candidates
 
 BRUTE_FORCE_BELOW = 10_000  # with fewer rows a tree saves no time
 LEAVES_SEARCHED = 25  # smallest number. For N = 50,000 to 10^6 and sqrt(N) leaves it finds 97 % of the 40 nearest
@@ -33,18 +34,6 @@ def require() -> None:
             f"config.retrieval.search='scann' needs the package scann, which has wheels for Linux only ({error}): "
             "pip install -r requirements.txt there, or use --config.retrieval.search=exact"
         ) from error
-
-
-def num_candidates(k: int, num_exemplars: int, num_train: int) -> int:
-    """The number C of neighbours to ask for, so that K remain after removing the query and exemplars not drawn.
-
-    On average C M / N of them are drawn. C is chosen so that three standard deviations below this mean there are still
-    K + 1, and at least 11: for small K the normal approximation is poor, and an image without neighbours would have a
-    prior of zero.
-    """
-    p, wanted = num_exemplars / num_train, max(k, 10) + 1
-    root = (3 * math.sqrt(1 - p) + math.sqrt(9 * (1 - p) + 4 * wanted)) / 2  # of C p - 3 sqrt(C p (1-p)) = wanted
-    return min(num_train, math.ceil(root**2 / p))
 
 
 class Shape(NamedTuple):

@@ -14,6 +14,7 @@ K places and is masked afterwards.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol, runtime_checkable
 
 import chex
@@ -139,6 +140,18 @@ def choose(
     if not config.prior.leave_one_out:
         return Slots(chosen, draw.num_exemplars, None, neighbours)
     return Slots(chosen, draw.num_exemplars - _contains(mesh, draw, index), index, neighbours)  # O1, Eq. (10)
+
+
+def num_candidates(k: int, num_exemplars: int, num_train: int) -> int:
+    """The number C of neighbours to ask for, so that K remain after removing the query and exemplars not drawn.
+
+    On average C M / N of them are drawn. C is chosen so that three standard deviations below this mean there are still
+    K + 1, and at least 11: for small K the normal approximation is poor, and an image without neighbours would have a
+    prior of zero.
+    """
+    p, wanted = num_exemplars / num_train, max(k, 10) + 1
+    root = (3 * math.sqrt(1 - p) + math.sqrt(9 * (1 - p) + 4 * wanted)) / 2  # of C p - 3 sqrt(C p (1-p)) = wanted
+    return min(num_train, math.ceil(root**2 / p))
 
 
 def cut(

@@ -1,4 +1,7 @@
-"""Checkpoints of a run: the latest state, for resuming, and the best parameters. Only this module uses orbax."""
+"""Checkpoints of a run: the latest state, for resuming, and the best parameters. Only this module uses orbax.
+
+The contents are decided elsewhere: `exvae/state.py` has the state, `_meta` in `exvae/training/loop.py` the meta.
+"""
 
 from __future__ import annotations
 

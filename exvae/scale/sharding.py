@@ -93,12 +93,6 @@ def zeros(mesh: Mesh, shape: tuple[int, ...]) -> jax.Array:
     return jax.jit(lambda: jnp.zeros(shape), out_shardings=part(mesh))()
 
 
-def resize(mesh: Mesh, table: jax.Array, num_rows: int) -> jax.Array:
-    """Add rows of zeros at the end, or remove rows there, and split the table over the devices."""
-    grow = lambda table: jnp.pad(table[:num_rows], ((0, max(0, num_rows - len(table))), (0, 0)))  # noqa: E731
-    return jax.jit(grow, out_shardings=part(mesh))(table)
-
-
 def round_up(number: int, mesh: Mesh) -> int:
     """The smallest multiple of the number of devices that is at least `number`."""
     return -(-number // mesh.size) * mesh.size

@@ -70,7 +70,7 @@ SETTINGS = [(10, 25_000, 50_000), (10, 500, 1000), (1, 100, 10_000), (5, 5000, 1
 
 @pytest.mark.parametrize("k, m, n", SETTINGS)
 def test_num_candidates_leaves_k_with_high_probability(k, m, n):
-    c = scann.num_candidates(k, m, n)
+    c = slots.num_candidates(k, m, n)
     assert k < c <= n
     # Of the C - 1 candidates that are not the query, those drawn are hypergeometric (worst case: so is the query).
     fewer = stats.hypergeom(n - 1, m - 1, c - 1).cdf(k - 1)
@@ -81,13 +81,13 @@ def test_num_candidates_leaves_k_with_high_probability(k, m, n):
 
 @pytest.mark.parametrize("k, n", [(10, 10), (5, 7)])
 def test_num_candidates_of_a_full_draw_is_at_most_the_training_set(k, n):
-    assert scann.num_candidates(k, n, n) <= n
+    assert slots.num_candidates(k, n, n) <= n
 
 
 def test_candidates_cut_to_the_draw_leave_k():
     n, m, k, batch = 2000, 400, 5, 20
     table, rng = clusters(n, seed=3), np.random.default_rng(4)
-    index = scann.ScannIndex(table, shape(scann.num_candidates(k, m, n)))
+    index = scann.ScannIndex(table, shape(slots.num_candidates(k, m, n)))
 
     full = []
     for step in range(30):
@@ -101,7 +101,7 @@ def test_candidates_cut_to_the_draw_leave_k():
 def test_tree_index_returns_no_false_neighbours_when_many_are_asked_for(large):
     # K = 10 of M = 100 drawn: 3,000 candidates, more than the searched leaves hold.
     table, index = large
-    num_results = scann.num_candidates(10, 100, len(table))
+    num_results = slots.num_candidates(10, 100, len(table))
     found = scann.ScannIndex(table, shape(num_results, leaves=109, searched=25)).search(index)
     assert found.shape == (len(index), num_results)  # one shape, one compilation of the step
     for row in found:
@@ -117,13 +117,13 @@ def make_config(**retrieval):
 
 
 def test_shape_follows_the_rule_unless_it_is_overruled():
-    assert scann.choose_shape(make_config(), 2000) == shape(scann.num_candidates(10, 1000, 2000))
+    assert scann.choose_shape(make_config(), 2000) == shape(slots.num_candidates(10, 1000, 2000))
     config = make_config()
     config.prior.num_exemplars = 500_000
-    candidates = scann.num_candidates(10, 500_000, 1_000_000)
+    candidates = slots.num_candidates(10, 500_000, 1_000_000)
     assert scann.choose_shape(config, 1_000_000) == shape(candidates, 1000, 25, 5 * candidates)
     config.prior.num_exemplars = 25_000
-    assert scann.choose_shape(config, 50_000) == shape(scann.num_candidates(10, 25_000, 50_000), 223, 25, 0)
+    assert scann.choose_shape(config, 50_000) == shape(slots.num_candidates(10, 25_000, 50_000), 223, 25, 0)
     config.prior.num_exemplars = 100  # 12,000 candidates: the 25 leaves would not hold them
     few = scann.choose_shape(config, 50_000)
     assert few.searched * 50_000 / few.leaves >= 3 * few.num_results or few.searched == few.leaves
