@@ -45,7 +45,7 @@ SWEEP_SLURM = flags.DEFINE_string("sweep_slurm", "", "sweep: 'partition=gpu;time
 
 def experiment() -> tuple[str, str]:
     """The file and the arguments of a --config such as 'experiments/mnist_vae.py:prior=vamp'."""
-    path, _, arguments = flags.FLAGS["config"].config_filename.partition(":")
+    path, _, arguments = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     return path, arguments
 
 
@@ -118,8 +118,8 @@ def run_sweep(argv: list[str]) -> None:
     if DISTRIBUTED.value or OUT.value:
         raise UserError("--sweep goes without --distributed and without --out")
     workdir = Path(WORKDIR.value or f"{default_workdir()}-sweep")
-    options = {"workers": SWEEP_WORKERS.value, "executor": SWEEP_EXECUTOR.value, "slurm": SWEEP_SLURM.value}
-    sweep.main(CONFIG.value, workdir, argv, SWEEP.value, **options)
+    workers, executor, slurm = SWEEP_WORKERS.value, SWEEP_EXECUTOR.value, SWEEP_SLURM.value
+    sweep.main(CONFIG.value, workdir, argv, SWEEP.value, workers=workers, executor=executor, slurm=slurm)
 
 
 def main(argv: list[str]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ml_collections import ConfigDict
 
 from exvae import config as configs
@@ -13,7 +15,7 @@ RUNLOCAL = ("false", "true")
 ARGUMENTS = {"prior": tuple(PRIORS), "recipe": RECIPES}
 
 
-def parse(argument: str, allowed: dict[str, tuple[str, ...]]) -> dict[str, str]:
+def parse(argument: str, allowed: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Parse 'prior=vamp,recipe=fast' to a dict with every key of `allowed`. The first allowed value is the default."""
     values = {key: choices[0] for key, choices in allowed.items()}
     for item in filter(None, argument.split(",")):

@@ -1,4 +1,4 @@
-"""Data as bytes: `load(config.data)` gives train, valid and test of a named set or of the user's own images."""
+"""Data as bytes: `load(config.data)` returns train, valid and test of a named set or of the user's own images."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import numpy as np
 from jaxtyping import UInt8
 
 from exvae.data import registry, splits, storage
-from exvae.data.types import Dataset, Split
+from exvae.data.types import Dataset, Parts, Split
 from exvae.errors import UserError
 
 __all__ = ["Dataset", "Split", "check_name", "check_size", "join", "load", "load_exemplars", "names"]
 
 
 def names() -> tuple[str, ...]:
-    """The data sets that need no path. `npz:PATH` and `images:PATH` come on top of them."""
+    """The data sets that need no path. Besides these there are `npz:PATH` and `images:PATH`."""
     return tuple(registry.SOURCES)
 
 
 def load(data_config: ml_collections.ConfigDict, *, binarize: bool = True) -> Dataset:
-    """Loads `config.data.name`; valid and test are binarized once unless `binarize` is False.
+    """Load `config.data.name`. Valid and test are binarized once, unless `binarize` is False.
 
-    Train keeps its grey levels or colours: it is binarized afresh each step, exemplars never.
+    Train keeps its grey levels or colours. Each training step binarizes its batch anew; exemplars are never binarized.
     """
     check_name(data_config.name)
-    dataset = splits.assign(_read(data_config.name, data_config), seed=data_config.split_seed)
-    dataset = Dataset(**storage.decode(vars(dataset), memory_mib=data_config.memory_mib))
+    raw = splits.assign(_read(data_config.name, data_config), seed=data_config.split_seed)
+    dataset = Dataset(**storage.decode(vars(raw), memory_mib=data_config.memory_mib))
     return splits.binarize(dataset) if binarize else dataset
 
 
 def load_exemplars(which: str, grey: Dataset, *, memory_mib: float = storage.MEMORY_MIB) -> Split:
-    """What `config.eval.exemplars` names: train, train+valid, npz:PATH or images:PATH."""
+    """Load the images that `config.eval.exemplars` names: train, train+valid, npz:PATH or images:PATH."""
     if which == "train":
         return grey.train
     if which == "train+valid":
@@ -46,20 +46,21 @@ def load_exemplars(which: str, grey: Dataset, *, memory_mib: float = storage.MEM
 
 
 def join(*parts: Split) -> Split:
-    """One after another; labels only where all parts have them."""
-    labels = None if any(part.labels is None for part in parts) else np.concatenate([part.labels for part in parts])
+    """Concatenate splits. The result has labels if all parts have them."""
+    known = [part.labels for part in parts if part.labels is not None]
+    labels = np.concatenate(known) if len(known) == len(parts) else None
     return Split(storage.concatenate([part.images for part in parts]), labels)
 
 
 def check_size(images: UInt8[np.ndarray, "n H W C"], image_shape: tuple[int, ...], where: str) -> None:
-    """Refuse images of another size than the model's."""
+    """Check that images have the size of the model."""
     if images.shape[1:] != tuple(image_shape):
         here, there = ("x".join(map(str, shape)) for shape in (images.shape[1:], image_shape))
         raise UserError(f"{where}: images of {here}, but the model is for {there}")
 
 
 def check_name(name: str) -> None:
-    """Raises UserError with the nearest name if `name` is no data set; reads nothing."""
+    """Raise a UserError that suggests the nearest name if `name` is no data set. Reads nothing."""
     kind, _, path = name.partition(":")
     if name in names() or (kind in registry.PATH_SOURCES and path):
         return
@@ -70,7 +71,7 @@ def check_name(name: str) -> None:
     raise UserError(f"config.data.name={name} is unknown{hint}; allowed: {', '.join(allowed)}")
 
 
-def _read(name: str, options: ml_collections.ConfigDict) -> dict[str, Split]:
-    """What the source of this name holds. Its images may not be decoded yet."""
+def _read(name: str, options: ml_collections.ConfigDict) -> Parts:
+    """The parts that the source of this name returns. Their images may still be encoded."""
     kind, colon, path = name.partition(":")
     return (registry.PATH_SOURCES if colon else registry.SOURCES)[kind](options, path)

@@ -1,7 +1,8 @@
-"""Every source of images by its name: what `config.data.name` may be.
+"""The sources of images by name: the possible values of `config.data.name`.
 
-A new source is a file in `sources/` and a line in `SOURCES`, or in `PATH_SOURCES` if it takes a path. The named sets of
-the paper (`SETS`) are each looked for in several places; a new place is a function here and its mention there.
+To add a source, write a file in `sources/` and add a line to `SOURCES`, or to `PATH_SOURCES` if it takes a path. The
+named sets of the paper (`SETS`) are searched for in several places. To add a place, write a function here and list it
+in `places` of the set.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from exvae.data import splits
 from exvae.data.sources import celeba, idx, mat, npm, npz
-from exvae.data.types import Dataset, NotHere, Split
+from exvae.data.types import NotHere, Parts, RawDataset, Undecoded
 from exvae.errors import UserError
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-Parts = dict[str, Split]
 
 
 class DataSource(Protocol):
-    """Where images come from: a function that finds or makes them."""
+    """A function that finds or makes images."""
 
     def __call__(self, options: ConfigDict, path: str) -> Parts:
-        """The images, one byte a value, as one of
+        """Read the images, with one byte per value. The result has one of these forms:
 
         - {"all": Split}: a pool that is split 80 / 10 / 10,
         - {"train": Split, "test": Split}: a tenth of train becomes valid,
@@ -36,13 +37,13 @@ class DataSource(Protocol):
 
         Args:
           options: config.data.
-          path: what stands behind the colon of config.data.name, '' without one.
+          path: the text after the colon of config.data.name; '' if there is no colon.
         """
         ...
 
 
 class Place(NamedTuple):
-    """Somewhere a set may be: `find` takes its name and the user's data folder, and raises NotHere."""
+    """A place where a set may be. `find` takes the set's name and the user's data folder, and may raise NotHere."""
 
     label: str
     find: Callable[[str, Path | None], Parts]
@@ -50,20 +51,20 @@ class Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class NamedSet:
-    """What makes a data set the one of that name, and where it may be."""
+    """A named data set: how to recognise a copy of it, how to split it, and where to search for it."""
 
-    counts: tuple[dict[str, int], ...]  # numbers of images that a copy may have
-    num_valid: int  # taken from train where the copy has no valid
+    counts: tuple[dict[str, int], ...]  # allowed numbers of images
+    num_valid: int  # number of training images that become valid if the copy has no valid
     shuffle: bool  # whether valid is a random part of train, or its end
-    readers: tuple[Callable[[Path, str], Parts], ...]  # the formats that it may have in the user's folder
+    readers: tuple[Callable[[Path, str], Parts], ...]  # readers of the formats allowed in the user's folder
     places: tuple[Place, ...]
-    advice: str  # the shortest thing that helps where it is found nowhere
+    advice: str  # the shortest way to get the set, for the message when it is found nowhere
     shape: tuple[int, int, int] = (idx.SIDE, idx.SIDE, 1)
     binary: bool = False
 
 
 def find_named(name: str, options: ConfigDict, path: str) -> Parts:
-    """Looks for set `name` place by place, and splits the first copy that it finds as the paper does."""
+    """Search for set `name` place by place, and split the first copy found as the paper does."""
     del path
     named = SETS[name]
     folder = _user_folder(options.dir)
@@ -75,18 +76,22 @@ def find_named(name: str, options: ConfigDict, path: str) -> Parts:
             failures.append(f"{place.label}: {reason}")
             continue
         return dict(vars(_split(name, named, parts, options.split_seed)))
-    text = " ".join("; ".join(failures).split())  # one line, whatever the places say
+    text = " ".join("; ".join(failures).split())  # in one line
     raise UserError(f"config.data.name={name} was found nowhere: {text}; try: {named.advice}")
 
 
-def _split(name: str, named: NamedSet, parts: Parts, seed: int) -> Dataset:
-    if named.binary and not all(((part.images == 0) | (part.images == 255)).all() for part in parts.values()):
+def _split(name: str, named: NamedSet, parts: Parts, seed: int) -> RawDataset:
+    if named.binary and not all(_is_binary(part.images) for part in parts.values()):
         raise UserError(f"config.data.name={name}: the images must be binary, but the file holds other values")
     return splits.assign(parts, seed=seed, num_valid=named.num_valid, shuffle=named.shuffle)
 
 
+def _is_binary(images: np.ndarray | Undecoded) -> bool:
+    return isinstance(images, np.ndarray) and bool(((images == 0) | (images == 255)).all())
+
+
 def _user_folder(data_dir: str) -> Path | None:
-    """The folder that the user names; a name that leads nowhere is an error and not a reason to look elsewhere."""
+    """The folder that the user set. If it does not exist, that is an error and no reason to search elsewhere."""
     field = "config.data.dir" if data_dir else "EXVAE_DATA_DIR"
     value = data_dir or os.environ.get("EXVAE_DATA_DIR", "")
     if not value:
@@ -117,7 +122,8 @@ def _in_debian_folder(name: str, folder: Path | None) -> Parts:
 def _in_tfds(name: str, folder: Path | None) -> Parts:
     from exvae.data.sources import tfds_source  # imports TFDS, which is slow and may be absent
 
-    # The user's folder counts where TFDS prepared a copy in it; else TFDS's own, where it also downloads to.
+    # The user's folder is used if it holds a copy that TFDS prepared. Otherwise TFDS uses its own folder, and may
+    # download into it.
     prepared = folder is not None and any((folder / tfds_source.folder_name(name)).glob("*/dataset_info.json"))
     return _counted(tfds_source.read(name, str(folder) if prepared else None), name, "TFDS")
 
@@ -136,7 +142,7 @@ def _read_mat(folder: Path, name: str) -> Parts:
 
 
 def _counted(parts: Parts, name: str, path: Path | str) -> Parts:
-    """Refuses a copy that has the name of a set but not its size."""
+    """Check that a copy has the size of the set."""
     found = {key: len(part) for key, part in parts.items()}
     shapes = {part.images.shape[1:] for part in parts.values()}
     allowed, shape = SETS[name].counts, SETS[name].shape
@@ -203,7 +209,7 @@ SETS = {
 }
 
 
-# Modules are imported where they are needed, so that a source costs only its own imports.
+# These functions import their modules themselves, so a run imports only what its own source needs.
 
 
 def _mnist_5k(options: ConfigDict, path: str) -> Parts:
@@ -219,7 +225,7 @@ def _glyphs(options: ConfigDict, path: str) -> Parts:
     del path
     if options.num_images < 3:
         raise UserError(f"config.data.num_images={options.num_images} must be at least 3")
-    return {"all": glyphs.generate(options.num_images, options.split_seed)}  # one seed for both drawings and split
+    return {"all": glyphs.generate(options.num_images, options.split_seed)}  # one seed for the drawings and the split
 
 
 def _npz(options: ConfigDict, path: str) -> Parts:

@@ -1,8 +1,19 @@
-"""Architectures (`architecture.Architecture`). A new one is a file and a line here."""
+"""Architectures of the encoder and the decoder.
+
+To add one, implement `architecture.Architecture` and add it to `ARCHITECTURES`.
+
+architecture.py  the interface of an architecture, and a base class
+vae.py, hvae.py, convhvae.py, pixelsnail.py, celeba.py  the architectures of the paper
+layers.py        gated dense layers, the head of a normal distribution
+conv.py          convolutions
+causal.py        masked convolutions and attention of PixelSNAIL
+likelihoods.py   p(x|z): Bernoulli or discretized logistic
+terms.py         the records that an architecture returns
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +57,7 @@ __all__ = [
 def build(config: ConfigDict, image_shape: tuple[int, int, int]) -> nn.Module:
     """The module that `config.model` describes, for images of this shape."""
     return ARCHITECTURES[config.architecture](
-        image_shape=tuple(image_shape),
+        image_shape=image_shape,
         latent_dim=config.latent_dim,
         lower_latent_dim=config.lower_latent_dim or config.latent_dim,
         hidden_dim=config.hidden_dim,
@@ -56,7 +67,7 @@ def build(config: ConfigDict, image_shape: tuple[int, int, int]) -> nn.Module:
 
 
 def init(key: Array, model: nn.Module) -> tuple[dict, dict]:
-    """Fresh parameters, and running statistics: {"batch_stats": ...}, or {} in an architecture without batch norm."""
+    """Initial parameters and running statistics: {"batch_stats": ...}, or {} if there is no batch norm."""
     key_params, key_sample = jax.random.split(key)
     x = jnp.zeros((1, *model.image_shape), jnp.float32)
     variables = model.init(key_params, key_sample, x, method="terms")
@@ -64,10 +75,10 @@ def init(key: Array, model: nn.Module) -> tuple[dict, dict]:
 
 
 def apply(model: nn.Module, params: dict, *args: Any, method: str) -> Any:
-    """A method of the architecture as it is after training: running statistics, no dropout.
+    """Call a method of the architecture as it is after training: with running statistics, without dropout.
 
     Args:
-      params: {"model": parameters, and, where there is batch norm, "batch_stats": running statistics}.
+      params: {"model": parameters}; with batch norm also "batch_stats", the running statistics.
     """
     return model.apply(_variables(params), *args, method=method)
 
@@ -75,9 +86,11 @@ def apply(model: nn.Module, params: dict, *args: Any, method: str) -> Any:
 def training_terms(
     key: Array, key_dropout: Array, model: nn.Module, params: dict, x: Float[Array, "B H W C"], **options: Any
 ) -> tuple[Terms, dict]:
-    """`terms` as training has them, with dropout and the batch's own statistics, and the new running statistics."""
+    """`terms` in training, with dropout and the statistics of the batch, and the new running statistics."""
     rngs = {"dropout": key_dropout}
-    return model.apply(_variables(params), key, x, **options, method="terms", rngs=rngs, mutable=[STATISTICS])
+    out = model.apply(_variables(params), key, x, **options, method="terms", rngs=rngs, mutable=[STATISTICS])
+    terms, statistics = cast(tuple[Terms, dict], out)
+    return terms, statistics
 
 
 def _variables(params: dict) -> dict:

@@ -1,4 +1,4 @@
-"""What every architecture offers, and what all of ours share."""
+"""The interface of an architecture, and the base class of the architectures in this package."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from exvae.models.likelihoods import LIKELIHOODS
 from exvae.models.terms import Observed, Terms
 
 Images = Float[Array, "B H W C"]
-Latents = tuple[Float[Array, "B _"], ...]  # the top one first
+Latents = tuple[Float[Array, "B _"], ...]  # the top latent is the first
 
 
 class Architecture(Protocol):
     """A Flax module with these methods. They are called through `exvae.models.apply`, which binds the parameters.
 
-    The top latent z is the one with the learned prior. There may be others below it.
+    The top latent z has the learned prior. There may be other latents below it.
     """
 
     image_shape: tuple[int, int, int]
@@ -28,7 +28,7 @@ class Architecture(Protocol):
 
     @property
     def block_rows(self) -> int:
-        """How many codes evaluation scores at a time."""
+        """Number of codes that evaluation scores at a time."""
         ...
 
     def encode(self, x: Images) -> Normal:
@@ -36,24 +36,24 @@ class Architecture(Protocol):
         ...
 
     def observe(self, x: Images) -> Observed:
-        """All that the encoders say about images. Latents can then be drawn for them any number of times."""
+        """The outputs of the encoders for a batch. Latents can then be drawn from them any number of times."""
         ...
 
     def draw(self, key: Array, seen: Observed, *, stl: bool = False, paired: bool = False) -> Terms:
-        """One sample of every latent for each row, and the terms of the ELBO at these samples.
+        """One sample of each latent for each row, and the terms of the ELBO at these samples.
 
         Args:
-          stl: optim.estimator = stl: no gradient through the parameters of q in log q.
-          paired: rows 2i and 2i + 1 are drawn with opposite noise.
+          stl: optim.estimator is "stl": no gradient through the parameters of q in log q.
+          paired: rows 2i and 2i + 1 get opposite noise.
         """
         ...
 
     def terms(self, key: Array, x: Images, *, stl: bool = False, samples: int = 1) -> Terms:
-        """`draw` of `observe`, with several samples for each image, one after another."""
+        """`draw` of `observe`, with `samples` rows for each image. The rows of an image are adjacent."""
         ...
 
     def complete(self, key: Array, z: Float[Array, "B D"]) -> Latents:
-        """All latents, given the top one: those below it are drawn from their priors."""
+        """All latents, given the top one. Those below it are drawn from their priors."""
         ...
 
     def latents(self, x: Images) -> Latents:
@@ -61,7 +61,7 @@ class Architecture(Protocol):
         ...
 
     def render(self, latents: Latents, u: Float[Array, "#B #H #W #C"], draw: bool = False) -> Images:
-        """Images from all latents: means of p(x|z), or drawn from it with the uniform random numbers u."""
+        """Images from all latents: means of p(x|z), or draws from it that use the uniform random numbers u."""
         ...
 
     def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Images:
@@ -70,20 +70,23 @@ class Architecture(Protocol):
 
 
 class BaseArchitecture(nn.Module):
-    """The fields that every architecture is built with, and the methods that follow from others.
+    """The fields of all architectures, and the methods that follow from others.
 
-    A subclass adds `setup_networks`, `encode`, `observe`, `draw`, `complete`, `latents`, and `logits`, from which the
-    likelihood makes p(x | all latents). An autoregressive one has its own `log_px` and `render`.
+    A subclass adds `setup_networks`, `encode`, `observe`, `draw`, `complete`, `latents` and `logits`. The likelihood
+    turns logits into p(x | all latents). An autoregressive architecture replaces `log_px` and `render`.
     """
-
-    block_rows = 500  # few enough that the activations of so many codes stay in the cache of a CPU core
 
     image_shape: tuple[int, int, int]
     latent_dim: int  # of the top latent
-    lower_latent_dim: int  # of the one below it
+    lower_latent_dim: int  # of the latent below it
     hidden_dim: int  # of dense layers
     channels: int  # of convolutions
     likelihood: str
+
+    @property
+    def block_rows(self) -> int:
+        """Number of codes that evaluation scores at a time: their activations stay in the cache of a CPU core."""
+        return 500
 
     def setup(self):
         self.family = LIKELIHOODS[self.likelihood](self.image_shape[-1])
@@ -94,7 +97,7 @@ class BaseArchitecture(nn.Module):
         return self.family.log_prob(x, self.logits(*latents))
 
     def terms(self, key: Array, x: Images, *, stl: bool = False, samples: int = 1) -> Terms:
-        """The terms of the ELBO for so many samples of each image. An even number of samples is drawn in pairs."""
+        """The terms of the ELBO for several samples of each image. An even number of samples is drawn in pairs."""
         return self.draw(key, self.observe(x).repeat(samples), stl=stl, paired=samples % 2 == 0)
 
     def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Images:
@@ -103,6 +106,6 @@ class BaseArchitecture(nn.Module):
         return self.render(self.complete(key_latents, z), u, draw)
 
     def render(self, latents: Latents, u: Float[Array, "#B #H #W #C"], draw: bool = False) -> Images:
-        """Means, or images drawn with the uniform random numbers u."""
+        """Means of p(x|z), or draws from it that use the uniform random numbers u."""
         logits = self.logits(*latents)
         return self.family.quantile(u, logits) if draw else self.family.mean(logits)

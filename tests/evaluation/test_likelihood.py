@@ -50,7 +50,7 @@ def apply(model, params, *args, method):
 def draw_samples(model, num_samples, params, key, seen):
     """Without a prior."""
     config = make_config(samples=num_samples)
-    return likelihood.draw_samples(key, config, model, params, seen, lambda z: jnp.zeros(len(z)))
+    return likelihood.draw_samples(key, config, model, params, seen, log_prob=lambda z: jnp.zeros(len(z)))
 
 
 class Case:
@@ -236,9 +236,9 @@ def test_audit_is_unbiased_where_pruning_loses_a_lot():
     origin = case.seen().q.mean[0]
     chosen = likelihood.nearest(origin, case.means, 5)
     counted = case.components.at(chosen)
-    samples = likelihood.draw_samples(
-        jax.random.key(2), case.config, case.model, case.params, case.seen(), lambda z: exemplar.log_prob(counted, z)
-    )
+    log_prob = functools.partial(exemplar.log_prob, counted)
+    arguments = (case.config, case.model, case.params, case.seen())
+    samples = likelihood.draw_samples(jax.random.key(2), *arguments, log_prob=log_prob)
     z, log_pz = np.asarray(samples.z, np.float64), np.asarray(samples.log_pz, np.float64)
     log_w = np.asarray(samples.log_w, np.float64)
     exact = special.logsumexp(log_w - log_pz + log_prior(case, z))
