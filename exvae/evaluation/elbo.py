@@ -36,7 +36,7 @@ class Evaluator(NamedTuple):
     elbo_batch: Callable[[Array, dict, UInt8[Array, "B H W C"], Any], Elbo]  # (key, params, images, components)
 
 
-@for_equal_configs
+@for_equal_configs("prior.name")
 def make_evaluator(config: ConfigDict, model: nn.Module, mesh: Mesh) -> Evaluator:
     """Compile the functions of an evaluation."""
     batch, prior = min(BATCH, 5 * model.block_rows), PRIORS[config.prior.name]

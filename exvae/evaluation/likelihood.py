@@ -38,7 +38,7 @@ class Scores(NamedTuple):
 Scorer = Callable[[dict, Any, Array, UInt8[Array, "B H W C"], Int[Array, " B"]], Scores]
 
 
-@for_equal_configs
+@for_equal_configs("prior.name", "eval.iwae_samples", "eval.audit")
 def make_scorer(config: ConfigDict, model: nn.Module, mesh: Mesh, *, candidates: int | None) -> Scorer:
     """The compiled function (params, components, key, images, index) -> Scores.
 

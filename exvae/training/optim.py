@@ -44,7 +44,7 @@ def learning_rate(options: ConfigDict, total_steps: int) -> optax.Schedule:
     )
 
 
-@for_equal_configs
+@for_equal_configs("optim")
 def optimizer(config: ConfigDict, total_steps: int) -> optax.GradientTransformation:
     """Adam(0.9, 0.999, 1e-8) on normalised gradients; with `weight_decay` AdamW (Loshchilov & Hutter, 2019)."""
     options = config.optim

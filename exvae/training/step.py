@@ -23,7 +23,7 @@ from exvae.training import optim
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Float[Array, ""]]]
 
 
-@for_equal_configs
+@for_equal_configs("model", "prior", "retrieval", "objective", "optim")
 def make_train_step(
     config: ConfigDict,
     model: nn.Module,
