@@ -1,4 +1,4 @@
-# `make quickstart` and `make test` do everything on a fresh machine; PYTHON picks the interpreter of the new venv.
+# `make quickstart` and `make test` also install what they need. PYTHON is the interpreter for the new environment.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ quickstart: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest
 
-# Real processes that are killed, or several that train one run.
+# The tests that kill real processes, or train one run with several processes.
 test-faults: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m faults
 
@@ -29,11 +29,11 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.pixel_sampling
 	$(BIN)/python -m benchmarks.scale
 
-# The paper's tables, cell by cell, for hours; ARGS="--cells='mnist_vae_*' --jobs=2", or --dry_run to see the list.
+# The paper's tables, cell by cell: this takes hours. Options: ARGS="--cells='mnist_vae_*' --jobs=2"; --dry_run lists.
 reproduce: $(VENV)/installed
 	$(BIN)/python -m exvae.reproduce $(ARGS)
 
-# The site, in site/. The sources are only read, so that the packages of requirements.txt need not be installed.
+# The documentation, in site/. The sources are read but not imported, so requirements.txt is not needed.
 docs: $(VENV_DOCS)/installed
 	NO_MKDOCS_2_WARNING=1 $(VENV_DOCS)/bin/mkdocs build --strict
 

@@ -31,7 +31,7 @@ NUM_IMAGES, CLASSES = 60_000, 10
 
 
 def gflop(config: ConfigDict, *, augmented: bool) -> float:
-    """Necessary products: the input of the first layer needs no gradient, and neither does the decoder."""
+    """The necessary products of a step. The decoder and the input of the first layer need no gradient."""
     batch, hidden, pixels = config.augment.batch_size, config.augment.hidden_dim, 784
     images = 2 * batch if augmented else batch
     total = images * (4 * pixels * hidden + 6 * hidden * hidden + 6 * hidden * CLASSES)

@@ -1,4 +1,4 @@
-"""An estimate of the cost of a training step on accelerators. It is only arithmetic: nothing is run.
+"""An estimate of the cost of a training step on accelerators, by arithmetic only: nothing is run.
 
 python -m benchmarks.estimate
 
@@ -49,7 +49,7 @@ def make_config(case: Case, search: str) -> ConfigDict:
 
 
 def estimate(case: Case, search: str) -> dict[str, float]:
-    """The estimates for one device and one step, by their names with units."""
+    """Estimate one step on one device. The names of the figures contain their units."""
     config = make_config(case, search)
     model = models.build(config.model, (64, 64, 3))
     params = jax.eval_shape(lambda: state.init_params(config, model))
@@ -64,7 +64,7 @@ def estimate(case: Case, search: str) -> dict[str, float]:
     if search == "exact":
         between += batch * dim * FLOAT + d * batch * (config.retrieval.num_neighbours + 1) * 2 * FLOAT  # candidates
     moved = (batch + slots) * image / d if case.images_on == "host" else 0
-    tables = table / d * (3 if search == "scann" else 1)  # with a copy for the current index and one for the next
+    tables = table / d * (3 if search == "scann" else 1)  # also copies for the current and the next index
     images = 0 if case.images_on == "host" else case.num_train * image
     gflop = step_gflop(config, model) / d
     return {

@@ -22,7 +22,7 @@ LINEAR = (Dense, Conv, GatedConv, WeightNormConv)
 
 
 def square_product() -> tuple[Callable[[], jax.Array], float]:
-    """A function that computes a float32 product, to compare a step with, and its GFLOP."""
+    """Return a function that computes a float32 product, for comparison with a step, and its GFLOP."""
     n = 1024
     a, product = jnp.ones((n, n)), jax.jit(jnp.matmul)
     product(a, a).block_until_ready()
@@ -30,7 +30,7 @@ def square_product() -> tuple[Callable[[], jax.Array], float]:
 
 
 def call_flops(module: nn.Module, method: str, inputs: Sequence[jax.Array], outputs: jax.Array) -> int:
-    """Twice the multiplications of this call in a forward pass, without those of the modules inside it."""
+    """Twice the multiplications of this call in a forward pass. Modules inside it count separately."""
     if isinstance(module, Decoder):
         return attention_flops(outputs) if method == "queries" else 0
     if not isinstance(module, LINEAR) or method != "__call__":
@@ -55,7 +55,7 @@ def attention_flops(queries: jax.Array) -> int:
 def count(
     model: nn.Module, method: str, *args: Any, passes: Callable[[nn.Module, jax.Array], int] = lambda *_: 1
 ) -> int:
-    """All products of one call of a method with arguments of these shapes. Each module counts `passes` times."""
+    """The FLOP of one call of a method with arguments of these shapes. Each module counts `passes` times."""
     total = 0
 
     def record(call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
@@ -73,7 +73,7 @@ def count(
 
 
 def training_flops(model: nn.Module, method: str, batch: int, *, learned_images: bool = False) -> int:
-    """The forward pass, and the gradients of the weights and of the inputs of every linear layer.
+    """The FLOP of the forward pass, and of the gradients of the weights and inputs of every linear layer.
 
     Images need no gradient, unless they are learned (pseudo-inputs). Only the mean of an exemplar is used.
     """
@@ -94,7 +94,7 @@ def _reads_image(module: nn.Module, inputs: jax.Array, x: jax.ShapeDtypeStruct) 
 
 
 def sample_flops(model: nn.Module) -> int:
-    """One importance sample of an image: everything after its encoders."""
+    """The FLOP of one importance sample of an image: everything after its encoders."""
     params, statistics = jax.eval_shape(lambda: models.init(jax.random.key(0), model))
     x = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
     observe = functools.partial(models.apply, model, method="observe")
@@ -102,7 +102,7 @@ def sample_flops(model: nn.Module) -> int:
 
 
 def drawing_flops(model: nn.Module, num_images: int) -> tuple[int, int]:
-    """Images of an autoregressive decoder, given z: the lower latents, and one pass over all pixels."""
+    """The FLOP to draw the lower latents given z, and of one pass of an autoregressive decoder over all pixels."""
     z = jax.ShapeDtypeStruct((num_images, model.latent_dim), jnp.float32)
     z1 = jax.ShapeDtypeStruct((num_images, model.lower_latent_dim), jnp.float32)
     x = jax.ShapeDtypeStruct((num_images, *model.image_shape), jnp.float32)
@@ -110,7 +110,7 @@ def drawing_flops(model: nn.Module, num_images: int) -> tuple[int, int]:
 
 
 def image_gflop(config: ConfigDict, model: nn.Module, num_exemplars: int, candidates: int) -> float:
-    """The log-likelihood of one image: S samples with the candidates, and the audit with all exemplars."""
+    """The GFLOP of the log-likelihood of one image: S samples with the candidates, and the audit with all exemplars."""
     samples, dim = config.eval.iwae_samples, config.model.latent_dim
     total = samples * sample_flops(model) + 2 * samples * candidates * dim
     if candidates < num_exemplars:
@@ -119,7 +119,7 @@ def image_gflop(config: ConfigDict, model: nn.Module, num_exemplars: int, candid
 
 
 def step_gflop(config: ConfigDict, model: nn.Module) -> float:
-    """One training step with this config."""
+    """The GFLOP of one training step with this config."""
     batch, dim = config.train.batch_size, config.model.latent_dim
     total = training_flops(model, "terms", batch)
     if config.prior.name == "vamp":

@@ -1,11 +1,11 @@
 """Time and memory of the log-likelihood of an image, exact and pruned, compared with the rate of a matrix product.
 
-python -m benchmarks.likelihood [--out=FILE.json]                    against N (synthetic means) and S
+python -m benchmarks.likelihood [--out=FILE.json]                    for several S and N (synthetic means)
 python -m benchmarks.likelihood --workdir=runs/mnist --images=200    on a trained run: exact against pruned
 
 The first command needs no data: it uses a model at its real size (--architecture) and N random means. The second scores
-the same images both ways with the same samples, and shows the error of pruning, the audit's estimate of it, and the
-speedup. Variants alternate in one run, because the speed of a shared machine varies. All times are medians.
+the same images with both methods and the same samples. It shows the error of pruning, the audit's estimate of this
+error, and the speedup. Variants alternate in one run, because the speed of a shared machine varies. Times are medians.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ T = TypeVar("T")
 
 
 def peak_gib() -> float:
-    """The largest memory of the process so far."""
+    """The peak memory of the process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def timed(call: Callable[[], T]) -> tuple[float, T]:
-    """Seconds and result of a call."""
+    """Call a function, and return the seconds and its result."""
     began = time.perf_counter()
     result = jax.block_until_ready(call())
     return time.perf_counter() - began, result
 
 
 def product_rate() -> Callable[[], float]:
-    """A function that measures the rate of the square product in GFLOP/s."""
+    """Return a function that measures the rate of the square product in GFLOP/s."""
     call, gflop = square_product()
     return lambda: gflop / timed(call)[0]
 

@@ -15,13 +15,13 @@ from exvae.training import feed, optim, step
 
 
 class Loop:
-    """The state, the compiled step and the work of the host."""
+    """A training state, the compiled step, and the work of the host between steps."""
 
     def __init__(self, config: ConfigDict, store: Store, table: np.ndarray | None, params: dict | None = None):
         """
         Args:
-          table: the latent means; None: the config needs none.
-          params: the parameters; None: fresh ones.
+          table: the latent means; None if the config needs no table.
+          params: the parameters; None: initialise them.
         """
         mesh = sharding.make_mesh()
         model = models.build(config.model, store.image_shape)

@@ -2,13 +2,13 @@
 
 python -m benchmarks.pixel_sampling [--pixels=20] [--out=FILE.json]
 
-cached        one compiled call of `decode`, which computes nothing twice
-compiled loop one compiled loop; each pixel runs the whole network on the whole images
-python loop   the same with a call of the compiled network for each pixel
+cached:         one compiled call of `decode`, which computes nothing twice
+compiled loop:  one compiled loop that runs the whole network on the whole images for each pixel
+python loop:    a Python loop that calls the compiled network for each pixel
 
-All draw from the same latents with the same uniform random numbers. They alternate, because the speed of a shared
-machine varies; times are medians. The naive loops are timed on the first --pixels only (0: all) and scaled, because
-all their passes cost the same. The weights are not trained, because the time does not depend on them.
+All use the same latents and the same uniform random numbers. They alternate, because the speed of a shared machine
+varies. Times are medians. The two loops are timed only on the first --pixels (0: all), and their times are scaled,
+because all their passes cost the same. The weights are not trained, because the time does not depend on them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHANNELS = flags.DEFINE_integer("channels", 0, "channels of the decoder; 0: thos
 REPEATS = flags.DEFINE_integer("repeats", 5, "measurements of each sampler")
 OUT = flags.DEFINE_string("out", "", "also write the figures to this JSON file")
 IMAGE_SHAPE = (28, 28, 1)
-NEAR = 1e-4  # largest difference between two ways to compute a mean; a pixel with u this close to its mean may flip
+NEAR = 1e-4  # tolerance for a mean computed in two ways; a pixel with u this close to its mean may flip
 
 
 class Problem(NamedTuple):
@@ -53,7 +53,7 @@ class Problem(NamedTuple):
 
 @dataclasses.dataclass
 class Sampler:
-    """One way to draw, and its timings."""
+    """One way to draw images, and its measured times."""
 
     name: str
     pixels: int  # number of pixels that it draws
@@ -62,15 +62,18 @@ class Sampler:
     times: list[float] = dataclasses.field(default_factory=list)
 
     def measure(self) -> None:
+        """Time one call."""
         began = time.perf_counter()
         jax.block_until_ready(self.run())
         self.times.append(time.perf_counter() - began)
 
     def seconds(self, num_pixels: int) -> float:
+        """The median time, scaled to this number of pixels."""
         return statistics.median(self.times) * num_pixels / self.pixels
 
 
 def make_problem() -> Problem:
+    """Initialise the network of the experiment, and draw latents and uniform numbers."""
     config = mnist_pixelsnail.get_config("")
     config.model.channels = CHANNELS.value or config.model.channels
     model = models.build(config.model, IMAGE_SHAPE)
@@ -85,12 +88,13 @@ def make_problem() -> Problem:
 
 
 def cached(problem: Problem, *, draw: bool = True) -> Callable[[], jax.Array]:
+    """Return the cached sampler. If `draw` is False, it returns the means of the pixels."""
     decode = jax.jit(lambda params, key, z: models.apply(problem.model, params, key, z, draw, method="decode"))
     return lambda: decode(problem.params, problem.key, problem.z)
 
 
 def whole_network(problem: Problem) -> Callable[..., jax.Array]:
-    """The function (params, images, latents) -> means of all pixels, each given the pixels before it."""
+    """Return the function (params, images, latents) -> means of all pixels, each given the pixels before it."""
 
     def means(params: dict, x: jax.Array, latents: tuple[jax.Array, ...]) -> jax.Array:
         return jax.nn.sigmoid(models.apply(problem.model, params, x, *latents, method="logits"))
@@ -99,6 +103,7 @@ def whole_network(problem: Problem) -> Callable[..., jax.Array]:
 
 
 def compiled_loop(problem: Problem, num_pixels: int) -> Callable[[], jax.Array]:
+    """Return the sampler with a compiled loop over the first pixels."""
     means = whole_network(problem)
 
     @jax.jit
@@ -114,6 +119,7 @@ def compiled_loop(problem: Problem, num_pixels: int) -> Callable[[], jax.Array]:
 
 
 def python_loop(problem: Problem, num_pixels: int) -> Callable[[], np.ndarray]:
+    """Return the sampler with a Python loop over the first pixels."""
     means, u = jax.jit(whole_network(problem)), np.asarray(problem.u)
 
     def draw() -> np.ndarray:
@@ -128,7 +134,7 @@ def python_loop(problem: Problem, num_pixels: int) -> Callable[[], np.ndarray]:
 
 
 def check_cached(problem: Problem, drawn: np.ndarray) -> float:
-    """Compare the cached images with one pass of the network over them. Returns the largest difference of a mean."""
+    """Compare the cached images with one pass of the network over them. Return the largest difference of a mean."""
     means = np.asarray(jax.jit(whole_network(problem))(problem.params, drawn, problem.latents))
     largest = np.abs(means - np.asarray(cached(problem, draw=False)())).max()
     if largest > NEAR:
@@ -150,7 +156,7 @@ def equal_images(problem: Problem, drawn: np.ndarray, reference: np.ndarray, num
         distance = np.abs(np.asarray(problem.u - means)).reshape(len(drawn), -1)
         first = differs[bad].argmax(axis=1)
         if (farthest := distance[bad, first].max()) > NEAR:
-            raise AssertionError(f"{name} draws another pixel than cached where u is {farthest:.1e} from the mean")
+            raise AssertionError(f"{name} and cached draw different pixels where u is {farthest:.1e} from the mean")
     return 1 - len(bad) / len(drawn)
 
 
@@ -181,10 +187,8 @@ def show(found: list[dict[str, Any]], num_pixels: int) -> None:
             f"{row['sampler']:15}{row['pixels_timed']:13d}{row['seconds']:11.3f}{row['ratio']:8.1f}{row['gflop']:11.2f}"
             f"{100 * row['matmul_fraction']:15.1f}%{100 * row['equal_images']:7.0f}%"
         )
-    print(
-        f"seconds and GFLOP: of all {num_pixels} pixels, scaled from those that were timed; GFLOP: necessary products"
-    )
-    print("equal: images that agree with the cached ones on the pixels that were timed")
+    print(f"seconds and GFLOP: for all {num_pixels} pixels, scaled from the timed ones; GFLOP: necessary products")
+    print("equal: fraction of images that agree with the cached ones on the timed pixels")
 
 
 def main(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The cost of each part of the fast recipe: the step of a dense architecture with and without it, measured in one run.
+"""The cost of each part of the fast recipe: steps of a dense architecture with and without it, measured in one run.
 
 python -m benchmarks.recipe_step [--architecture=hvae] [--priors=exemplar] [--rows=...] [--rounds=40] [--out=FILE.json]
 
@@ -28,9 +28,9 @@ from exvae.training.optim import AVERAGE_STEPS
 
 NUM_TRAIN = 50_000
 PRIORS = ("gaussian", "vamp", "exemplar")
-STEPS = AVERAGE_STEPS  # steps in one measurement; the average is updated once in them
+STEPS = AVERAGE_STEPS  # steps in one measurement, with one update of the average
 BOTH = {"optim.estimator": "stl", "optim.ema": 0.999}
-# Changes of RAT with K = 10 and a batch of 100. The last row of the table is recipe=fast itself.
+# Changes to RAT with K = 10 and batches of 100. The last row of the table is recipe=fast itself.
 CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
     "stl": {"optim.estimator": "stl"},
@@ -56,7 +56,7 @@ def make_config(prior: str, fields: dict[str, Any] | None) -> ConfigDict:
 
 
 def median_interval(values: list[float]) -> tuple[float, float, float]:
-    """The median and the ends of its 95 % interval. The ends are order statistics, so no distribution is assumed."""
+    """The median and its 95 % confidence interval, from order statistics: no distribution is assumed."""
     ordered, n = sorted(values), len(values)
     half = 0.98 * math.sqrt(n)
     low, high = max(0, math.floor(n / 2 - half)), min(n - 1, math.ceil(n / 2 + half))
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
         rates.append(gflop / (time.perf_counter() - began))
     rows = []
     for (prior, name), values in times.items():
-        # Ratios of measurements that follow each other, because the speed of a shared machine varies.
+        # Ratios of consecutive measurements, because the speed of a shared machine varies.
         ratio, low, high = median_interval([a / b for a, b in zip(values, times[prior, "plain"], strict=True)])
         seconds = statistics.median(values)
         images_per_second = batch[prior, name] / seconds

@@ -2,8 +2,8 @@
 
 python -m benchmarks.scale [--exemplars=10000,50000,100000,1000000] [--out=FILE.json] [--plot=FILE.png]
 
-The images are glyphs. The latent means are those of a `vae` after a few hundred training steps, because the recall of
-an index depends on the distribution of the codes. M = N / 2 exemplars are drawn, K = 10, batch 100. All variants
+The images are glyphs. The latent means come from a `vae` after a few hundred training steps, because the recall of
+an index depends on their distribution. M = N / 2 exemplars are drawn, K = 10, batch 100. All variants
 alternate in one run, with images on the device. The largest N is also measured with images on the host, and while an
 index is built in the background.
 """
@@ -55,11 +55,13 @@ class Variant:
     times: list[float] = dataclasses.field(default_factory=list)
 
     def measure(self, steps: int) -> None:
+        """Time this many steps."""
         began = time.perf_counter()
         self.loop.run(steps)
         self.times.append((time.perf_counter() - began) / steps)
 
     def row(self) -> dict:
+        """The row of the table."""
         memory = self.loop.memory
         return {
             "exemplars": self.num_exemplars,
@@ -74,18 +76,20 @@ class Variant:
 
 
 def make_config(search: str, num_exemplars: int) -> ConfigDict:
+    """The config of the MNIST `vae` for this search and N."""
     config = mnist_vae.get_config()
     config.retrieval.search = search
     return configs.resolve(config, num_exemplars)
 
 
 def make_store(images: np.ndarray, on_host: bool) -> Store:
+    """Store the images on the host or on the device."""
     device_mib = 1e-6 if on_host else 2 * images.nbytes / 2**20
     return Store(sharding.make_mesh(), images, device_mib, memory_mib=0)
 
 
 def learn(images: np.ndarray, steps: int) -> tuple[dict, np.ndarray]:
-    """The parameters after this many steps on the first 50,000 images, and the means of all images."""
+    """Train on the first 50,000 images. Return the parameters and the means of all images."""
     first = make_store(images[:50_000], on_host=False)
     loop = Loop(make_config("exact", len(first)), first, np.zeros((len(first), 40), np.float32))
     loop.run(steps)
@@ -96,6 +100,7 @@ def learn(images: np.ndarray, steps: int) -> tuple[dict, np.ndarray]:
 
 
 def make_variant(store: Store, table: np.ndarray, params: dict, search: str) -> Variant:
+    """Compile the step of a variant. With ScaNN, also time a build and measure its recall."""
     config = make_config(search, len(store))
     loop = Loop(config, store, table, params)
     variant = Variant(len(store), search, "host" if store.on_host else "device", loop)
@@ -132,6 +137,7 @@ def overlap(variant: Variant, table: np.ndarray, rounds: int) -> dict[str, float
 
 
 def show(rows: list[dict]) -> None:
+    """Print the table."""
     print(
         f"{'N':>9}  {'search':7}{'images':8}{'ms/step':>8}{'temporary MiB':>15}{'arguments MiB':>15}"
         f"{'recall@10':>11}{'build s':>9}"

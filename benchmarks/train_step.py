@@ -3,8 +3,8 @@
 python -m benchmarks.train_step [--architectures=vae,hvae,convhvae] [--out=FILE.json]
 python -m benchmarks.train_step --architectures=pixelsnail,celeba --skip='*/vamp/*,*/exemplar/none,*/exemplar/scann'
 
-The settings of the experiments: N = 50,000 exemplars of 28 x 28, M = 25,000 drawn, K = 10 neighbours, batch 100; celeba
-has 162,770 (2 GB) of 64 x 64 x 3, half of them drawn, K = 5. All variants of an architecture and the matrix product
+The settings are those of the experiments: N = 50,000 exemplars of 28 x 28, M = 25,000, K = 10, batch 100; for celeba
+N = 162,770 exemplars of 64 x 64 x 3 (2 GB), M = N / 2, K = 5. All variants of an architecture and the matrix product
 alternate in one run, because the speed of a shared machine varies. The images are random bytes, because the time of a
 step does not depend on them.
 """
@@ -63,20 +63,23 @@ class Variant:
     gflop: float
     temporary_mib: float = 0.0
     arguments_mib: float = 0.0  # state, training set and batch
-    extra_seconds: float = 0.0  # share of work that not every step does
+    extra_seconds: float = 0.0  # this step's share of rare work: index builds
     times: list[float] = dataclasses.field(default_factory=list)
 
     def measure(self) -> None:
+        """Time one call."""
         began = time.perf_counter()
         self.run()
         self.times.append(time.perf_counter() - began + self.extra_seconds)
 
 
 def matmul_variant() -> Variant:
+    """The matrix product, as a variant."""
     return Variant("matmul", "", "", *square_product())
 
 
 def make_config(architecture: str, prior: str, search: str) -> ConfigDict:
+    """The config of the architecture's experiment, with this prior and search."""
     config = EXPERIMENTS[architecture].get_config(f"prior={prior}")
     config.retrieval.search = search
     config.model.channels = CHANNELS.value or config.model.channels
@@ -84,19 +87,20 @@ def make_config(architecture: str, prior: str, search: str) -> ConfigDict:
 
 
 def training_set_shape(config: ConfigDict) -> tuple[int, int, int, int]:
+    """The shape (N, H, W, C) of the training set."""
     num_train, *image_shape = TRAINING_SETS[config.data.name]
     return NUM_TRAIN.value or num_train, *image_shape
 
 
 def step_variant(config: ConfigDict, store: Store) -> Variant:
-    """The real training step on random images, including the work of the host in a ScaNN search."""
+    """Compile the real training step on random images, including the work of the host in a ScaNN search."""
     table, build_seconds = None, 0.0
     if feed.uses_table(config):
         table = np.random.default_rng(0).normal(size=(len(store), config.model.latent_dim)).astype(np.float32)
     if feed.uses_index(config):
         began = time.perf_counter()
         scann.ScannIndex(table, scann.choose_shape(config, len(store)))
-        build_seconds = (time.perf_counter() - began) / config.retrieval.rebuild_steps  # divided over all steps
+        build_seconds = (time.perf_counter() - began) / config.retrieval.rebuild_steps  # per step
     loop = Loop(config, store, table)
     model = models.build(config.model, store.image_shape)
     return Variant(
@@ -128,7 +132,7 @@ def measure_beside(variant: Variant, matmul: Variant) -> None:
 
 
 def rows(variants: list[Variant], matmul: Variant) -> list[dict]:
-    """One row per variant, with medians, which ignore bursts of other programs."""
+    """One row per variant. Medians ignore bursts of other programs."""
     rate = matmul.gflop / statistics.median(matmul.times)  # GFLOP/s
     found = []
     for variant in variants:
@@ -153,6 +157,7 @@ def rows(variants: list[Variant], matmul: Variant) -> list[dict]:
 
 
 def show(found: list[dict]) -> None:
+    """Print the table."""
     print(
         f"{'architecture':13}{'prior':10}{'search':8}{'ms/step':>10}{'steps/s':>9}{'GFLOP':>10}{'of matmul rate':>16}"
         f"{'memory MiB':>12}{'floor ms':>10}"
@@ -163,8 +168,8 @@ def show(found: list[dict]) -> None:
             f"{row['steps_per_second']:9.3g}{row['gflop']:10.2f}{100 * row['matmul_fraction']:15.0f}%"
             f"{row['memory_mib']:12.0f}{row['accelerator_floor_ms']:10.3g}"
         )
-    print("memory: temporary and arguments, the whole training set among them")
-    print(f"floor: GFLOP at the full rate of an accelerator of {ACCELERATOR_TFLOPS} TFLOP/s; computed, not measured")
+    print("memory: temporary memory and arguments, including the whole training set")
+    print(f"floor: time at the full rate of an accelerator with {ACCELERATOR_TFLOPS} TFLOP/s; computed, not measured")
 
 
 def time_architecture(architecture: str) -> list[dict]:

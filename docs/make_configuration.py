@@ -2,8 +2,8 @@
 
 python docs/make_configuration.py            writes the page
 
-Field names, defaults and meanings are read from the source of `get_config()`: every field has a comment. What values a
-field may have is found by asking: `validate` gets a value that cannot be right, and its message has the rule.
+Field names, defaults and meanings come from the source of `get_config()`, where every field has a comment. The allowed
+values come from `validate`: given a wrong value, it raises an error whose message contains the rule.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ INTRODUCTION = """# Configuration
 
 `python docs/make_configuration.py` makes this page from `exvae/config.py`. Do not edit it.
 
-Set a field on the command line with `--config.FIELD=value`. A misspelt field or name is refused, and the message
-suggests the nearest one. The defaults are the paper's settings for MNIST and the dense VAE; each file in `experiments/`
+Set a field on the command line with `--config.FIELD=value`. A misspelt field or name is an error, and the message
+suggests the nearest one. The defaults are the paper's settings for MNIST and the dense VAE. Each file in `experiments/`
 changes a few fields. A run saves its whole config in `config.json`.
 
 In the tables, N is the number of training images, B the batch size, M the number of exemplars drawn for a step, K the
@@ -51,8 +51,8 @@ Some fields have a value that is not a quantity. They follow one convention:
 """
 FREE = """## Fields that may change when a run resumes
 
-A run continues only with the config that it began with. These fields are the exception, because they do not affect the
-steps that were already taken:
+A run can be resumed only with its original config. These fields are exceptions, because they do not affect the steps
+already taken:
 """
 COSINE = "With `optim.schedule=cosine`, `train.epochs` must stay the same: the rate of every step depends on it."
 
@@ -71,25 +71,24 @@ GROUPS = {
     "represent": "Options of `--task=represent`. See [Tasks](tasks.md#represent).",
     "augment": "Options of `--task=augment`. See [Tasks](tasks.md#augment).",
 }
-# What a reader of the page wants to know besides the comment in the source.
+# Remarks that the page adds to the comment in the source.
 NOTES = {
     "data.name": "See [Data](data.md#data-sets).",
     "data.dir": "See [Data](data.md#where-named-data-sets-are-looked-for).",
-    "data.device_mib": "A step then brings the images it needs. On a CPU, 0 means `data.memory_mib`.",
-    "data.memory_mib": "At 0 they always are.",
+    "data.device_mib": "From the host, each step copies only the images it needs. On a CPU, 0 means `data.memory_mib`.",
+    "data.memory_mib": "0: always.",
     "model.latent_dim": "The hierarchical architectures are `hvae`, `convhvae` and `pixelsnail`. CelebA: 128.",
     "model.likelihood": "`discretized_logistic` has 256 levels, and nothing is binarized.",
     "prior.num_exemplars": "At most N, and at least 2 with leave-one-out.",
     "prior.num_pseudo_inputs": "Omniglot: 1000.",
     "retrieval.search": "The experiments with convolutional architectures use `exact`.",
     "retrieval.num_neighbours": "At most M. CelebA: 5.",
-    "retrieval.leaves_searched": "Enough leaves hold three times the candidates.",
-    "retrieval.reorder": "With codes, five times the candidates are scored exactly.",
-    "objective.samples": "An even number comes in pairs with opposite noise.",
-    "optim.estimator": "`stl` (sticking the landing) has no gradient through the parameters of q there: the same mean "
-    "and less variance.",
-    "optim.ema": "It averages every eighth step, with a smaller decay at first. The average is also kept as the best "
-    "and evaluated.",
+    "retrieval.leaves_searched": "Enough means that the leaves hold three times the candidates.",
+    "retrieval.reorder": "With 0 and 4-bit codes, five times as many rows as candidates are rescored.",
+    "objective.samples": "An even number of codes is drawn in pairs with opposite noise.",
+    "optim.estimator": "`stl` (sticking the landing) has the same mean and less variance.",
+    "optim.ema": "The average is updated in every eighth step, with a smaller decay at first. The best checkpoint "
+    "holds the average.",
     "optim.weight_decay": "As in AdamW.",
     "train.batch_size": "At most N, and a multiple of the number of devices.",
     "train.checkpoint_minutes": "See [Tasks](tasks.md#resume).",
@@ -100,10 +99,10 @@ NOTES = {
 
 
 class Field(NamedTuple):
-    """One line of get_config()."""
+    """One field of get_config()."""
 
     name: str  # 'train.epochs'
-    default: str  # as it is written
+    default: str  # as written in the source
     comment: str
 
 
@@ -114,7 +113,7 @@ def _comments(source: str) -> dict[int, str]:
 
 
 def read_fields() -> Iterator[Field]:
-    """The fields of get_config() in their order, with the comments on their lines, or else on those above."""
+    """Yield the fields of get_config() in order, each with the comment on its line or, failing that, above it."""
     source = inspect.getsource(configs.get_config)
     lines, comments = source.splitlines(), _comments(source)
     groups = {"config": ""}  # by the name of the variable
@@ -136,7 +135,7 @@ def read_fields() -> Iterator[Field]:
 
 
 def _rule(field: str, value: Any) -> str:
-    """What `validate` says that the field must be, when it has this value; '' if the value is fine."""
+    """The rule in the error that `validate` raises for this value of the field; '' if the value is allowed."""
     config = copy.deepcopy(configs.get_config())
     config.update_from_flattened_dict({field: value})
     try:
@@ -148,7 +147,7 @@ def _rule(field: str, value: Any) -> str:
 
 
 def allowed(field: str, default: Any) -> str:
-    """'at least 1', '`plain`, `stl`', 'True or False'."""
+    """The allowed values as text: 'at least 1', '`plain`, `stl`', 'True or False'."""
     if isinstance(default, bool):
         return "`True` or `False`"
     if isinstance(default, str):
@@ -162,7 +161,7 @@ def allowed(field: str, default: Any) -> str:
 
 
 def _typed(default: str) -> str:
-    """A default as it is typed on the command line: no quotes, no underscores in numbers."""
+    """A default as typed on the command line: without quotes, or underscores in numbers."""
     value = ast.literal_eval(default)
     if isinstance(value, str):
         return value or "''"
@@ -185,7 +184,7 @@ def _row(field: Field, default: Any) -> tuple[str, ...]:
 
 
 def page() -> str:
-    """docs/configuration.md."""
+    """The text of docs/configuration.md."""
     defaults = configs._flat(configs.get_config().to_dict())
     fields = list(read_fields())
     sections: dict[str, list[Field]] = {}

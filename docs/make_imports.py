@@ -1,4 +1,6 @@
-"""The rooms of `exvae/` in the order in which they may import each other, and docs/imports.svg made from the code.
+"""The order in which the modules of `exvae/` may import each other, and docs/imports.svg, drawn from the code.
+
+A "room" is a top-level module or package of `exvae/`.
 
 python docs/make_imports.py
 """
@@ -10,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "imports.svg"
-# From the bottom up. A room may import rooms below it, not those beside it or above it.
+# From the bottom up. A room may import the rooms below it, but not those beside or above it.
 LAYERS = (
     ("arrays", "errors", "once"),
     ("files", "keys"),
@@ -27,23 +29,24 @@ LAYERS = (
     ("sweeps",),
     ("reproduce",),
 )
-# Across the picture, so that no line passes behind a room that it does not concern.
+# Horizontal positions in the picture, chosen so that no line passes behind an unrelated room.
 PLACES = {
     "arrays": 0.2, "errors": 0.4, "files": 0.5, "keys": 0.6, "once": 0.8, "distributions": 0.5, "scale": 0.82,
     "models": 0.68, "retrieval": 0.26, "data": 0.92, "priors": 0.38, "encoding": 0.84, "config": 0.16, "state": 0.56,
     "objectives": 0.72, "algorithm": 0.88, "runs": 0.36, "evaluation": 0.6, "uses": 0.5, "training": 0.38, "run": 0.72,
     "sweeps": 0.16, "reproduce": 0.56,
 }  # fmt: skip
-SMALL = ("arrays", "errors", "files", "keys", "once")  # anyone may import them: the picture shows no lines to them
-DOORS = ("tables", "results", "trials", "__init__")  # commands of a few lines, and the face of the package
+SMALL = ("arrays", "errors", "files", "keys", "once")  # every room may import them, so the picture has no lines to them
+DOORS = ("tables", "results", "trials", "__init__")  # short modules that start a command, and the public interface
 
 
 def room_of(path: Path, package: Path) -> str:
+    """The room of a file."""
     return path.relative_to(package).with_suffix("").parts[0]
 
 
 def modules_imported(tree: ast.AST) -> set[str]:
-    """Dotted names below `exvae` that a module imports, anywhere in it, type checking included."""
+    """The dotted names below `exvae` that a module imports anywhere, also for type checking only."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "exvae":
@@ -56,7 +59,7 @@ def modules_imported(tree: ast.AST) -> set[str]:
 
 
 def imports(package: Path) -> dict[tuple[str, str], list[str]]:
-    """{(room, imported room): files that do it}, without imports inside a room."""
+    """{(room, imported room): files with this import}, without imports inside a room."""
     found: dict[tuple[str, str], list[str]] = {}
     for path in sorted(package.rglob("*.py")):
         room = room_of(path, package)
@@ -68,11 +71,12 @@ def imports(package: Path) -> dict[tuple[str, str], list[str]]:
 
 
 def level(room: str) -> int:
+    """The layer of a room, counted from the bottom."""
     return next(number for number, rooms in enumerate(LAYERS) if room in rooms)
 
 
 def upward(found: dict[tuple[str, str], list[str]]) -> list[str]:
-    """What breaks the rule, as one line each."""
+    """The imports that break the rule, as one line of text each."""
     bad = []
     for (room, other), files in found.items():
         if room not in DOORS and (other in DOORS or level(other) >= level(room)):
@@ -81,7 +85,7 @@ def upward(found: dict[tuple[str, str], list[str]]) -> list[str]:
 
 
 def draw(path: Path) -> None:
-    """Boxes for the rooms, lines for their imports. Lines that follow from others are left out."""
+    """Draw rooms as boxes and imports as arrows. Imports that are implied by other arrows are left out."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -6,7 +6,7 @@ for data in mnist omniglot; do for loo in true false; do
 done; done
 python -m exvae.tables runs/ablation_loo_*
 
-  :recipe=fast                 RAT, and far fewer steps (docs/recipe.md); the paper's ablation has no RAT
+  :recipe=fast                 RAT, and far fewer steps (docs/recipe.md); the paper's ablation does not use RAT
 
 Test log-likelihood in the paper (IWAE, 5000 samples):
              with LOO   without

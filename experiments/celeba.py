@@ -20,8 +20,8 @@ def get_config(argument: str = "") -> ConfigDict:
     config.model.likelihood = "discretized_logistic"
     config.model.latent_dim = 128
     config.retrieval.num_neighbours = 5
-    # Differs from the paper: the whole table is encoded every epoch, as in the authors' code. Batch norm changes
-    # all means.
+    # Differs from the paper: the whole table is encoded every epoch, as in the authors' code, because batch norm
+    # changes all means.
     config.retrieval.refresh_epochs = 1
     config.eval.num_images = 1000  # of 19,962
     if values["runlocal"] == "true":

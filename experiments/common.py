@@ -16,7 +16,7 @@ ARGUMENTS = {"prior": tuple(PRIORS), "recipe": RECIPES}
 
 
 def parse(argument: str, allowed: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Parse 'prior=vamp,recipe=fast' to a dict with every key of `allowed`. The first allowed value is the default."""
+    """Parse 'prior=vamp,recipe=fast' to a dict with all keys of `allowed`. The first allowed value is the default."""
     values = {key: choices[0] for key, choices in allowed.items()}
     for item in filter(None, argument.split(",")):
         key, _, value = item.partition("=")
@@ -78,11 +78,11 @@ def _fast(config: ConfigDict) -> None:
     """The changes of `recipe=fast`: far fewer steps, the same for all priors. docs/recipe.md has the search."""
     dense = config.model.architecture in ("vae", "hvae")
     config.retrieval.search = "exact"
-    config.retrieval.num_neighbours = 1  # each image also sees the neighbours of the whole batch
+    config.retrieval.num_neighbours = 1  # each image also uses the neighbours of the whole batch
     config.objective.samples = 2 if dense else 1
     config.optim.estimator = "stl"
     config.optim.ema = 0.999
-    few = config.data.name == "omniglot"  # few images, so few steps
+    few = config.data.name == "omniglot"  # few training images, so few steps
     config.optim.weight_decay = (0.2 if few else 0.03) if dense else 0.0
     config.optim.schedule = "cosine"
     config.optim.learning_rate = 4e-3 if dense else 2e-3

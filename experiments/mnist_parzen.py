@@ -4,7 +4,7 @@ python launch.py --config=experiments/mnist_parzen.py --workdir=runs/mnist_parze
   :kernel=gaussian             N(x | x_n, sigma^2 I) on grey pixels: a density, not comparable with the others
 
 The default kernel flips each pixel of a binarized exemplar with a probability chosen on validation data. Its nats
-compare with those of the VAEs. The paper has no number for it.
+are comparable with those of the VAEs. The paper has no number for it.
 """
 
 from ml_collections import ConfigDict

@@ -11,10 +11,10 @@ from exvae.errors import UserError
 
 def get_config(argument: str = "") -> ConfigDict:
     if "recipe" in argument:
-        raise UserError("--config=experiments/quickstart.py takes only :prior=, it has its own recipe")
+        raise UserError("--config=experiments/quickstart.py takes only :prior=; it has its own recipe")
     values = common.parse(argument, {"prior": common.ARGUMENTS["prior"]})
     config = common.build("mnist_5k", "vae", recipe="fast", **values)
-    # An epoch has only 40 steps: average over fewer steps, with more weight decay in each.
+    # An epoch has only 40 steps: average over fewer steps, and use more weight decay.
     config.optim.ema = 0.99
     config.optim.weight_decay = 0.3
     config.optim.rise_steps = 200

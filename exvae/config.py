@@ -19,8 +19,8 @@ from exvae.priors import PRIORS
 from exvae.retrieval.index import INDEXES
 
 PARZEN = "parzen"  # the architecture name of the baseline in pixel space (`exvae/evaluation/pixels.py`)
-TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups that only tasks after training read
-# Fields that may change when a run resumes: they do not affect the steps that were already taken.
+TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups that only the tasks after training use
+# Fields that may change when a run resumes, because they do not affect the steps already taken.
 FREE_ON_RESUME = (
     "data.dir",
     "data.memory_mib",
@@ -36,22 +36,22 @@ FREE_ON_RESUME = (
 def get_config() -> ConfigDict:
     """The paper's settings for MNIST and the dense VAE. Each file in `experiments/` changes a few fields.
 
-    Special values follow one convention. 0 means that the field leaves the matter open: a size is worked out from the
-    data or the machine, a limit does not limit, a period never comes. Where 0 is a value of its own (a class label, the
-    codes of ScaNN), -1 switches off. An empty tuple or string means "not given".
+    Special values follow one convention. 0 means "automatic" for a size that depends on the data or the machine, and
+    "all", "never" or "off" for other fields. Where 0 already has a meaning, -1 means "any" or "none". An empty tuple or
+    string means "not given".
     """
     config = ConfigDict()
     config.seed = 0  # seed of the initialisation, the shuffles and all other random numbers
 
     config.data = data = ConfigDict()
     data.name = "mnist_5k"  # a named data set, npz:PATH or images:PATH
-    data.dir = ""  # folder with the data files; '': EXVAE_DATA_DIR, then the other places (docs/data.md)
-    data.split_seed = 0  # seed of the shuffle before a split; not `seed`, so runs with different seeds share a split
+    data.dir = ""  # folder with the data files; '': EXVAE_DATA_DIR, then the places listed in docs/data.md
+    data.split_seed = 0  # seed of the shuffle before the split; separate from `seed`, so all seeds use the same split
     data.image_size = 28  # images:PATH: height and width to resize to; 0: keep the size
-    data.colour = False  # images:PATH: keep three channels
+    data.colour = False  # images:PATH: keep the colours (three channels)
     data.num_images = 10_000  # glyphs: number of images to draw
-    data.device_mib = 0.0  # training images larger than this stay on the host; 0: a quarter of a device's memory
-    data.memory_mib = 1024  # decoded images (images:PATH, celeba) larger than this are mapped from the cache folder
+    data.device_mib = 0.0  # a training set larger than this stays on the host; 0: a quarter of a device's memory
+    data.memory_mib = 1024  # decoded images (images:PATH, celeba) above this size are mapped from the cache folder
 
     config.model = model = ConfigDict()
     model.architecture = "vae"  # `parzen` is a Parzen window on pixels, without a network
@@ -71,12 +71,12 @@ def get_config() -> ConfigDict:
     config.retrieval = retrieval = ConfigDict()
     retrieval.search = "none"  # none: use all M drawn exemplars; exact, scann: use only the nearest ones (RAT, O3)
     retrieval.num_neighbours = 10  # K, the neighbours of each image
-    retrieval.scored = "union"  # union: each z sees the neighbours of the whole batch; own: only its own K (Eq. 12)
-    retrieval.refresh_epochs = 0  # epochs between two encodings of the whole table of means; 0: never (Alg. 1)
+    retrieval.scored = "union"  # score z against the neighbours of the whole batch (union) or its own K (own, Eq. 12)
+    retrieval.refresh_epochs = 0  # epochs until the whole table of means is encoded again; 0: never (Alg. 1)
     retrieval.rebuild_steps = 0  # scann: steps between two builds of the index; 0: N / 400, at least 500
     retrieval.leaves = 0  # scann: leaves of the tree; 0: sqrt(N), and no tree below 10,000 exemplars
     retrieval.leaves_searched = 0  # scann: leaves that a query searches; 0: 25, or enough for the candidates
-    retrieval.reorder = 0  # scann: rows scored exactly after 4-bit codes; 0: codes if N >= 500,000; -1: no codes
+    retrieval.reorder = 0  # scann: rows rescored exactly after 4-bit codes; 0: use codes if N >= 500,000; -1: no codes
     retrieval.min_recall = 0.9  # scann: warn if the index finds a smaller fraction of the K nearest; 0: never
 
     config.objective = objective = ConfigDict()
@@ -88,9 +88,9 @@ def get_config() -> ConfigDict:
     optim.rise_steps = 1000  # cosine: steps of the linear rise to the peak
     optim.floor = 0.02  # cosine: last rate as a fraction of the peak
     optim.normalise_gradients = True  # scale each tensor's gradient to unit norm before Adam
-    optim.estimator = "plain"  # plain: the whole gradient of the ELBO (the paper); stl: none through q in log q(z|x)
-    optim.ema = 0.0  # decay of an average of the parameters, which is validated and used instead; 0: no average
-    optim.weight_decay = 0.0  # fraction by which a step of rate 1 shrinks the networks' matrices and kernels
+    optim.estimator = "plain"  # plain: full gradient (the paper); stl: no gradient through the parameters of log q(z|x)
+    optim.ema = 0.0  # decay of an average of the parameters, used in validation and after training; 0: no average
+    optim.weight_decay = 0.0  # each step shrinks the networks' matrices and kernels by learning rate x weight_decay
     optim.kl_warmup_epochs = 100  # epochs over which the weight of the KL rises linearly to 1
 
     config.train = train = ConfigDict()
@@ -125,7 +125,7 @@ def get_config() -> ConfigDict:
     represent.memorisation_images = 1000  # samples, and held-out images, to compare with the training images
 
     config.augment = augment = ConfigDict()
-    augment.lambdas = (1.0, 0.4)  # weights of real images in the loss, each with its own networks; 1: no augmentation
+    augment.lambdas = (1.0, 0.4)  # weights of real images in the loss, each with separate networks; 1: no augmentation
     augment.networks = 10  # networks trained for each lambda, with seeds 0, 1, ...
     augment.split = "test"  # test: train on train+valid, error on test; valid: train on train, error on valid
     augment.hidden_dim = 1024  # units of each of the two hidden layers
@@ -215,7 +215,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def resolve(config: ConfigDict, num_train: int) -> ConfigDict:
-    """A copy in which the values that depend on the size of the training set are filled in and checked."""
+    """Copy the config, and fill in and check the values that depend on the size of the training set."""
     config = copy.deepcopy(config)
     if config.train.batch_size > num_train:
         raise UserError(f"config.train.batch_size={config.train.batch_size} exceeds the {num_train} training images")
@@ -227,17 +227,17 @@ def resolve(config: ConfigDict, num_train: int) -> ConfigDict:
         k = config.retrieval.num_neighbours
         if config.retrieval.search != "none" and k > m:
             raise UserError(f"config.retrieval.num_neighbours={k} must lie in 1..{m} (config.prior.num_exemplars)")
-    # A build must fit in this time: on two cores, a million rows take as long as a few hundred steps.
+    # An index must be built within this many steps. On two cores, a million rows take a few hundred steps.
     config.retrieval.rebuild_steps = config.retrieval.rebuild_steps or max(500, num_train // 400)
     return config
 
 
 def differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
-    """The fields that make a run another run, as 'train.batch_size: 100 here, 50 in the run'."""
+    """List the fields whose values make two runs different: 'train.batch_size: 100 here, 50 in the run'."""
     free = set(FREE_ON_RESUME)
     if new["optim"]["schedule"] == "cosine":
         free.remove("train.epochs")  # the learning rate of every step depends on it
-    a, b = flat(new), {**flat(get_config()), **flat(old)}  # a field added after an old run had its default there
+    a, b = flat(new), {**flat(get_config()), **flat(old)}  # an old run lacks newer fields, which had their defaults
     fields = [f for f in sorted(a.keys() | b.keys()) if not any(fnmatch.fnmatch(f, pattern) for pattern in free)]
     return _differing(a, b, fields)
 
@@ -251,7 +251,7 @@ def _differing(new: dict[str, Any], old: dict[str, Any], fields: list[str]) -> l
 
 
 def stored(fields: dict[str, Any], workdir: Path) -> ConfigDict:
-    """The config of a run from its config.json. Options of tasks are not part of a run and have their defaults."""
+    """The config of a run from its config.json. The options of tasks keep their defaults."""
     config = get_config()
     known = [field for field in flat(config) if field.split(".")[0] not in TASK_GROUPS]
     found = flat(fields)
@@ -267,15 +267,15 @@ def stored(fields: dict[str, Any], workdir: Path) -> ConfigDict:
 def of_run(command: ConfigDict, fields: dict[str, Any], workdir: Path) -> ConfigDict:
     """The config of a trained run, with the options of tasks and the `data.dir` of the command line.
 
-    The command line does not have to repeat how the run was trained.
+    The command line need not repeat the training options.
 
     Raises:
-      UserError: the command line names another model or another data set than the run's.
+      UserError: the command line names a model or data set other than the run's.
     """
     named = [f"model.{name}" for name in command.model] + ["prior.name", "data.name"]
     config = stored(fields, workdir)
     if found := _differing(flat(command), flat(config), named):
-        raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
+        raise UserError(f"--workdir={workdir} holds a run with another config ({'; '.join(found)}): choose another")
     for group in TASK_GROUPS:
         config[group] = command[group]
     config.data.dir = command.data.dir or config.data.dir
@@ -283,7 +283,7 @@ def of_run(command: ConfigDict, fields: dict[str, Any], workdir: Path) -> Config
 
 
 def flat(config: ConfigDict | dict[str, Any]) -> dict[str, Any]:
-    """{'train': {'epochs': 3}} as {'train.epochs': 3}."""
+    """Flatten {'train': {'epochs': 3}} to {'train.epochs': 3}."""
     return flatten_dict(config.to_dict() if isinstance(config, ConfigDict) else config, sep=".")
 
 
@@ -291,7 +291,7 @@ _flat = flat  # the name that docs/make_configuration.py still uses
 
 
 def field_names() -> list[str]:
-    """Every field as typed on the command line: 'config.train.epochs'."""
+    """All fields, as typed on the command line: 'config.train.epochs'."""
     return [f"config.{field}" for field in flat(get_config())]
 
 

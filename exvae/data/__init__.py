@@ -1,4 +1,4 @@
-"""Data as bytes: `load(config.data)` returns train, valid and test of a named set or of the user's own images."""
+"""Images as bytes: `load(config.data)` returns the splits of a named data set or of the user's own images."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Dataset", "Split", "check_name", "check_size", "join", "load", "load
 
 
 def names() -> tuple[str, ...]:
-    """The data sets that need no path. Besides these there are `npz:PATH` and `images:PATH`."""
+    """The data sets that need no path. The others are `npz:PATH` and `images:PATH`."""
     return tuple(registry.SOURCES)
 
 
 def load(data_config: ml_collections.ConfigDict, *, binarize: bool = True) -> Dataset:
     """Load `config.data.name`. Valid and test are binarized once, unless `binarize` is False.
 
-    Train keeps its grey levels or colours. Each training step binarizes its batch anew; exemplars are never binarized.
+    Train keeps its grey levels or colours: each training step binarizes its own batch, and exemplars are not binarized.
     """
     check_name(data_config.name)
     raw = splits.assign(_read(data_config.name, data_config), seed=data_config.split_seed)
@@ -60,7 +60,7 @@ def check_size(images: UInt8[np.ndarray, "n H W C"], image_shape: tuple[int, ...
 
 
 def check_name(name: str) -> None:
-    """Raise a UserError that suggests the nearest name if `name` is no data set. Reads nothing."""
+    """Raise a UserError with the nearest name if `name` is not a data set. No files are read."""
     kind, _, path = name.partition(":")
     if name in names() or (kind in registry.PATH_SOURCES and path):
         return

@@ -2,7 +2,7 @@
 
 To add a source, write a file in `sources/` and add a line to `SOURCES`, or to `PATH_SOURCES` if it takes a path. The
 named sets of the paper (`SETS`) are searched for in several places. To add a place, write a function here and list it
-in `places` of the set.
+in the set's `places`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NamedSet:
     shuffle: bool  # whether valid is a random part of train, or its end
     readers: tuple[Callable[[Path, str], Parts], ...]  # readers of the formats allowed in the user's folder
     places: tuple[Place, ...]
-    advice: str  # the shortest way to get the set, for the message when it is found nowhere
+    advice: str  # how to get the set; part of the message if it is found nowhere
     shape: tuple[int, int, int] = (idx.SIDE, idx.SIDE, 1)
     binary: bool = False
 
@@ -76,7 +76,7 @@ def find_named(name: str, options: ConfigDict, path: str) -> Parts:
             failures.append(f"{place.label}: {reason}")
             continue
         return dict(vars(_split(name, named, parts, options.split_seed)))
-    text = " ".join("; ".join(failures).split())  # in one line
+    text = " ".join("; ".join(failures).split())  # on one line
     raise UserError(f"config.data.name={name} was found nowhere: {text}; try: {named.advice}")
 
 
@@ -91,7 +91,7 @@ def _is_binary(images: np.ndarray | Undecoded) -> bool:
 
 
 def _user_folder(data_dir: str) -> Path | None:
-    """The folder that the user set. If it does not exist, that is an error and no reason to search elsewhere."""
+    """The folder that the user set, if any. It must exist: otherwise the search would silently use another place."""
     field = "config.data.dir" if data_dir else "EXVAE_DATA_DIR"
     value = data_dir or os.environ.get("EXVAE_DATA_DIR", "")
     if not value:
@@ -209,7 +209,7 @@ SETS = {
 }
 
 
-# These functions import their modules themselves, so a run imports only what its own source needs.
+# These functions contain their imports, so a run imports only what its source needs.
 
 
 def _mnist_5k(options: ConfigDict, path: str) -> Parts:

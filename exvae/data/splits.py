@@ -9,7 +9,7 @@ from exvae.data.types import Dataset, Parts, RawDataset, RawSplit, Split, Undeco
 from exvae.errors import UserError
 
 BINARIZATION_SEED = 777  # the authors' seed
-_BLOCK = 1000  # images binarized at a time; their uniform random numbers take a few megabytes
+_BLOCK = 1000  # images binarized at a time, so their random numbers take only a few megabytes
 
 
 def assign(
@@ -41,7 +41,7 @@ def assign(
     if shuffle:
         order = np.random.default_rng(seed).permutation(len(train))
         return Dataset(_take(train, order[:num_train]), _take(train, order[num_train:]), _contiguous(test))
-    # Slices copy nothing.
+    # Slices do not copy the images.
     return Dataset(_take(train, slice(num_train)), _take(train, slice(num_train, None)), _contiguous(test))
 
 
@@ -54,12 +54,12 @@ def binarize(dataset: Dataset) -> Dataset:
 
 
 def as_modelled(dataset: Dataset, likelihood: str) -> Dataset:
-    """The data that a model with this likelihood is trained and evaluated on: a Bernoulli model needs binary pixels."""
+    """Binarize the data if the likelihood is Bernoulli. Models with other likelihoods use it unchanged."""
     return binarize(dataset) if likelihood == "bernoulli" else dataset
 
 
 def draw_binary(stream: np.random.RandomState, images: UInt8[np.ndarray, "n H W C"]) -> UInt8[np.ndarray, "n H W C"]:
-    """The same bits as `255 * stream.binomial(1, images / 255)` in float32, seven times as fast.
+    """Draw the same values as `255 * stream.binomial(1, images / 255)` in float32, seven times as fast.
 
     For each pixel, numpy's legacy binomial draws one uniform number u and returns u > 1 - p if p <= 1/2, else
     not (u > p). There are only 256 grey levels, so a table replaces both comparisons.
@@ -103,4 +103,4 @@ def _check_shapes(parts: Parts) -> None:
     shapes = {key: part.images.shape[1:] for key, part in parts.items()}
     if len(set(shapes.values())) > 1:
         sizes = ", ".join(f"{key} {'x'.join(map(str, shape))}" for key, shape in shapes.items())
-        raise UserError(f"images of mixed size: {sizes}; all parts must have one height, width and number of channels")
+        raise UserError(f"images of mixed size: {sizes}; all parts must have the same height, width and channels")

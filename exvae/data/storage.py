@@ -1,4 +1,4 @@
-"""Decoded images: in memory, or, if they are too large, mapped from a file in the cache folder."""
+"""Decoded images: in memory, or mapped from a file in the cache folder if they are too large."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def decode(parts: Parts, *, memory_mib: float) -> dict[str, Split]:
     """Decode the images of all parts. They become slices of one array, in the order of the parts.
 
     Args:
-      parts: what a source returned, as a whole or in part; arrays are returned unchanged.
-      memory_mib: larger arrays are written to a file once, and mapped from it in this run and in later ones.
+      parts: all or some of the parts that a source returned. Arrays are returned unchanged.
+      memory_mib: a larger array is written to a file once. This run and later ones map it from there.
     """
     arrays = {key: part.images for key, part in parts.items() if isinstance(part.images, np.ndarray)}
     waiting = {key: part.images for key, part in parts.items() if isinstance(part.images, Undecoded)}
@@ -50,7 +50,7 @@ def decode(parts: Parts, *, memory_mib: float) -> dict[str, Split]:
 
 
 def concatenate(arrays: list[np.ndarray]) -> np.ndarray:
-    """As np.concatenate, but without a copy if the arrays are neighbouring slices of one array (mapped images)."""
+    """Concatenate arrays, without a copy if they are neighbouring slices of one array (such as mapped images)."""
     whole, size = arrays[0].base, arrays[0][:1].nbytes
     if isinstance(whole, np.ndarray) and whole.flags.c_contiguous and whole.dtype == np.uint8 and size:
         starts = [array.ctypes.data for array in arrays]
@@ -71,7 +71,7 @@ def _in_memory(source: Source, index: np.ndarray) -> np.ndarray:
 
 
 def _mapped(source: Source, index: np.ndarray) -> np.ndarray:
-    """The images as a mapped file in the cache folder, which is written first if it is missing or has another shape."""
+    """Map the images from a file in the cache folder. Write it first if it is missing or has another shape."""
     shape = (len(index), *source.image_shape)
     path = cache_dir() / "images" / f"{_key(source, index)}.npy"
     images = _open(path, shape)
@@ -88,7 +88,7 @@ def _mapped(source: Source, index: np.ndarray) -> np.ndarray:
     except OSError as error:
         mib = math.prod(shape) // 2**20 + 1
         raise UserError(
-            f"{path}: {mib} MiB of decoded images cannot be written ({error.strerror or error}); make room, or set "
+            f"{path}: {mib} MiB of decoded images cannot be written ({error.strerror or error}); free space, or set "
             f"EXVAE_CACHE_DIR to another folder, or config.data.memory_mib={mib} to keep them in memory"
         ) from error
     if images is None:
@@ -97,7 +97,7 @@ def _mapped(source: Source, index: np.ndarray) -> np.ndarray:
 
 
 def _key(source: Source, index: np.ndarray) -> str:
-    """A name for the decoded images. Other files, settings or another order give another name."""
+    """A name for the decoded images. It depends on the files, the settings and the order."""
     digest = hashlib.sha256(repr((source.image_shape, source.state())).encode())
     digest.update(np.ascontiguousarray(index, np.int64).data)
     return digest.hexdigest()[:32]
@@ -110,11 +110,11 @@ def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     except (OSError, ValueError):
         return None
     sound = images.shape == shape and images.dtype == np.uint8 and images.flags.c_contiguous
-    return np.asarray(images) if sound else None  # as a plain array: JAX may not know the subclass memmap
+    return np.asarray(images) if sound else None  # a plain array: JAX may not support the subclass memmap
 
 
 def _write(path: Path, shape: tuple[int, ...], blocks: Iterator[np.ndarray]) -> None:
-    """Write the file with plain writes: they raise an error on a full disk, where a write to a map would crash."""
+    """Write the file without mapping it: on a full disk this raises an error, while a write to a map crashes."""
     for left_by_a_kill in path.parent.glob(f".{path.name}.*.tmp"):  # safe: the caller holds the lock
         left_by_a_kill.unlink(missing_ok=True)
     with files.replacing(path, "wb") as file:
@@ -125,7 +125,7 @@ def _write(path: Path, shape: tuple[int, ...], blocks: Iterator[np.ndarray]) -> 
 
 
 def _wait(lock: TextIO, where: str) -> None:
-    """Take the lock. One process decodes a source, the others wait for its file."""
+    """Take the lock. Only one process decodes a source; the others wait for its file."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -24,7 +24,7 @@ class Store:
         """
         self._mesh, self._images = mesh, images
         limit = device_mib * 2**20 or _device_bytes() * SHARE or memory_mib * 2**20
-        too_many = sharding.anywhere(images.nbytes > limit)  # all processes must decide the same
+        too_many = sharding.anywhere(images.nbytes > limit)  # all processes must make the same choice
         self.whole: Array | None = None if too_many else sharding.replicate(mesh, images)
 
     def __len__(self) -> int:
@@ -32,20 +32,22 @@ class Store:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
         return self._images.shape[1:]
 
     @property
     def on_host(self) -> bool:
+        """Whether the images are on the host."""
         return self.whole is None
 
     def take(self, index: Int[np.ndarray, " n"]) -> Array:
-        """Images, split over the devices. Each process passes the indices for its own devices and reads only these."""
+        """Read images and split them over the devices. Each process passes only the indices for its own devices."""
         return sharding.join_rows(self._mesh, self._images[index], len(index) * jax.process_count())
 
     def describe(self) -> str:
-        """Size and place, for the log."""
+        """The size and place of the images, for the log."""
         size = self._images.nbytes / 2**20
-        where = "on the host, each step brings those it needs" if self.on_host else "on every device"
+        where = "on the host; each step copies those it needs" if self.on_host else "on every device"
         return f"training images ({size:.0f} MiB) {where}"
 
 

@@ -13,19 +13,19 @@ from typing_extensions import TypeVar
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Encoded images in files: how to read them one after another, and how to decode one."""
+    """Encoded images in files: how to read them in turn, and how to decode one."""
 
     where: str  # its name in messages
     image_shape: tuple[int, ...]  # height, width, channels of a decoded image
     read: Callable[[np.ndarray], Iterator[tuple[str, bytes]]]  # indices of images -> name and contents of each
     decode: Callable[[str, bytes], np.ndarray]  # name and contents -> image; called from several threads
-    # Everything that the decoded images depend on: files with their times, and settings. A change means a new decoding.
+    # Everything that the decoded images depend on: settings, and files with their times. If it changes, decode again.
     state: Callable[[], list[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Undecoded:
-    """Images of a source by their indices. They can be selected and reordered before `storage.decode` decodes them."""
+    """Images of a source, given by indices. They can be selected and reordered before `storage.decode` decodes them."""
 
     source: Source
     index: Int[np.ndarray, " n"]
@@ -38,10 +38,11 @@ class Undecoded:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the array of decoded images."""
         return len(self), *self.source.image_shape
 
 
-# What a split holds: arrays, unless the type says otherwise, as in `Split[Undecoded]`.
+# The images of a split: arrays by default. `Split[Undecoded]` is a split of undecoded images.
 Images = TypeVar("Images", bound=np.ndarray | Undecoded, covariant=True, default=np.ndarray)
 
 
@@ -72,4 +73,4 @@ Parts = Mapping[str, RawSplit]  # what a source returns: "train", "test" and per
 
 
 class NotHere(Exception):
-    """A source does not have the requested data set; the text says why. The next source is tried."""
+    """A place does not have the requested data set, for the reason in the message. The next place is tried."""

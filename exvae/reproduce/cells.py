@@ -37,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path("runs/reproduce")
 POLL_SECONDS = 1.0
 PROGRESS_SECONDS = 600.0  # between two lines with the remaining time
-NICE = 10  # of 19: other programs have priority
-WHOLE_BY_TRAINING = 1.25  # time of training and evaluation divided by that of training: a guess
+NICE = 10  # in 0..19: give other programs priority
+WHOLE_BY_TRAINING = 1.25  # a guess: time of training and evaluation, divided by that of training
 # A program that prints the rate of a float32 matrix product in GFLOP/s, on the cores that it may use.
 MATMUL = """
 import time, jax, jax.numpy as jnp
@@ -109,7 +109,7 @@ def config_of(plan: Plan) -> dict[str, Any]:
 
 
 def finished(plan: Plan, folder: Path) -> bool:
-    """Whether there is a result with this config. The recipe may have changed since then."""
+    """Whether the cell has a result with its current config. The recipe may have changed since an older result."""
     path = folder / f"{plan.name}.json"
     return path.exists() and same_config(config_of(plan), results.read(path).config)
 
@@ -140,12 +140,12 @@ class Job:
     cores: list[int]
     matmul_gflops: float
     process: subprocess.Popen
-    began: float  # the time of the start
+    began: float  # when it started
     progress: float  # the progress at the start, in 0..1
 
 
 def set_aside(plan: Plan, runs: Path) -> None:
-    """Rename the folder of the cell if it has a run with another config, such as that of an earlier recipe."""
+    """Rename the folder of the cell if it holds a run with another config, for example of an earlier recipe."""
     workdir = runs / plan.name
     if not (workdir / "config.json").exists():
         return
@@ -155,11 +155,11 @@ def set_aside(plan: Plan, runs: Path) -> None:
     if configs.differences(new, old):
         aside = workdir.with_name(f"{plan.name}-before-{time.strftime('%Y%m%d-%H%M%S')}")
         workdir.rename(aside)
-        print(f"moved    a run of another config to {aside}", flush=True)
+        print(f"moved    a run with another config to {aside}", flush=True)
 
 
 def start(plan: Plan, runs: Path, slot: int, jobs: int) -> Job:
-    """Start a cell at low priority on its share of the cores. It ends whenever this process ends."""
+    """Start a cell at low priority on its share of the cores. It is killed if this process ends."""
     cores, workdir = cores_of(slot, jobs), runs / plan.name
     set_aside(plan, runs)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -182,13 +182,13 @@ def start(plan: Plan, runs: Path, slot: int, jobs: int) -> Job:
 
 
 def collect(job: Job, runs: Path) -> results.Cell:
-    """The result of a run that has ended well."""
+    """Read the result of a run that has succeeded."""
     workdir = runs / job.plan.name
     found = json.loads((workdir / "results.json").read_text())
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     summaries = [json.loads(path.read_text()) for path in (workdir / "evaluations").glob("*.json")]
     config = found["config"]
-    config["data"]["dir"] = ""  # the place of the data files is not part of a result
+    config["data"]["dir"] = ""  # the location of the data files is not part of a result
     seconds = next((s["seconds"] for s in summaries if s["test"] == found["test"]), 0.0)
     return results.Cell(
         name=job.plan.name,
@@ -226,17 +226,21 @@ def last_line(runs: Path, plan: Plan) -> str:
 
 
 def check_tree() -> str:
-    """The current git revision. A UserError if there is none or the code has uncommitted changes."""
+    """Return the current git revision.
+
+    Raises:
+      UserError: there is none, or the code has uncommitted changes.
+    """
     revision.git_revision.cache_clear()
     found = revision.git_revision()
     if found is None or found.endswith("+"):
-        what = "is no git checkout" if found is None else "has uncommitted changes"
+        what = "is not a git checkout" if found is None else "has uncommitted changes"
         raise UserError(f"this folder {what}, but results record their revision: run it from a clean clone")
     return found
 
 
 def note_revision(workdir: Path) -> None:
-    """Add the revision to revisions.txt. A run may resume with other code, and its result has all revisions."""
+    """Add the revision to revisions.txt. A run may resume with newer code, so its result lists all revisions."""
     path, found = workdir / "revisions.txt", check_tree()
     known = path.read_text().split() if path.exists() else []
     if found not in known:
@@ -244,7 +248,11 @@ def note_revision(workdir: Path) -> None:
 
 
 def _end(job: Job, runs: Path, folder: Path) -> results.Cell:
-    """Write the result of a process that has ended. A ChildProcessError if it failed."""
+    """Write and return the result of a process that has ended.
+
+    Raises:
+      ChildProcessError: the process failed.
+    """
     code = job.process.returncode
     if code:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -257,7 +265,7 @@ def _end(job: Job, runs: Path, folder: Path) -> results.Cell:
 
 
 def run(chosen: Sequence[Plan], runs: Path, folder: Path, jobs: int) -> int:
-    """Run the unfinished cells, `jobs` at a time. Returns the number of cells that failed.
+    """Run the unfinished cells, `jobs` at a time, and return the number of cells that failed.
 
     If `folder` is the project's own folder of results, docs/results.md is updated too.
     """
@@ -317,7 +325,7 @@ def _left(running: Sequence[Job], todo: Sequence[Plan], runs: Path, took: list[f
         return text
     typical = sum(whole) / len(whole)
     rest = sum(typical * (1 - p / WHOLE_BY_TRAINING) for p in progress) + typical * len(todo)
-    return f"{text}; {len(todo)} wait; about {clock(rest / jobs)} left"
+    return f"{text}; {len(todo)} waiting; about {clock(rest / jobs)} left"
 
 
 def show(chosen: Sequence[Plan], runs: Path, folder: Path) -> None:
@@ -331,6 +339,7 @@ def show(chosen: Sequence[Plan], runs: Path, folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m exvae.reproduce", description="The paper's tables, cell by cell.")
     parser.add_argument("--cells", default="*", metavar="PATTERN", help="names: 'mnist_vae_*', or several with commas")
     parser.add_argument(
@@ -354,7 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--jobs={options.jobs} must be at least 1")
         seeds = [int(seed) for seed in options.seeds.split(",")] if options.seeds else None
         if seeds and len(set(seeds)) < len(seeds):
-            raise UserError(f"--seeds={options.seeds} has a seed twice")
+            raise UserError(f"--seeds={options.seeds} lists a seed twice")
         chosen = choose(options.cells, seeds)
         if options.dry_run:
             show(chosen, options.runs, options.results)

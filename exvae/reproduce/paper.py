@@ -1,9 +1,9 @@
-"""The paper's numbers (Norouzi et al., 2020, arXiv:2004.04795), to compare runs with.
+"""The paper's numbers (Norouzi et al., 2020, arXiv:2004.04795), for comparison with runs.
 
-The constants below are these tables, by their labels in the paper's source: LOG_LIKELIHOOD is tab:loglikelihood,
+The constants and the labels of their tables in the paper's source: LOG_LIKELIHOOD is tab:loglikelihood,
 WITHOUT_LEAVE_ONE_OUT is table-log-like, SUBSAMPLING is table:ablation-subsampling. In the supplement,
 KL_AND_RECONSTRUCTION is tab:reconst_kl, ACTIVE_UNITS is tab:posterior_collapse, CELEBA_BITS_PER_DIM is tab:my_label.
-Values are nats per test image.
+Log-likelihoods, KL and reconstruction are in nats per test image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOG_LIKELIHOOD = {
     ("vae", "gaussian"): ((-84.45, 0.12), (-228.70, 0.15), (-108.34, 0.06)),
     ("vae", "vamp"): ((-82.43, 0.06), (-227.35, 0.05), (-106.78, 0.21)),
     ("vae", "exemplar"): ((-82.09, 0.18), (-226.75, 0.07), (-105.22, 0.18)),
-    # A misprint in the paper: the number in the middle has no minus sign there.
+    # The paper prints the middle number without its minus sign.
     ("hvae", "gaussian"): ((-82.39, 0.11), (-227.37, 0.10), (-104.92, 0.08)),
     ("hvae", "vamp"): ((-81.56, 0.09), (-226.72, 0.08), (-103.30, 0.43)),
     ("hvae", "exemplar"): ((-81.22, 0.05), (-226.53, 0.09), (-102.25, 0.43)),
@@ -30,7 +30,7 @@ LOG_LIKELIHOOD = {
     ("pixelsnail", "exemplar"): ((-77.95, 0.01), (-223.26, 0.01), (-89.28, 0.12)),
 }
 
-# KL, and reconstruction with the opposite sign, as in the paper.
+# KL, and the negative of the reconstruction term, as in the paper.
 KL_AND_RECONSTRUCTION = {
     ("vae", "gaussian"): ((25.54, 63.06), (18.38, 213.21), (32.97, 82.30)),
     ("vae", "vamp"): ((25.14, 60.79), (18.44, 211.37), (34.17, 79.49)),
@@ -78,7 +78,7 @@ CELEBA_BITS_PER_DIM = {"gaussian": 5.825, "exemplar": 5.780}
 
 
 class Cell(NamedTuple):
-    """The paper's numbers for one setting, with natural signs; None if the paper has no number."""
+    """The paper's numbers for one setting, with natural signs. None: the paper has no number."""
 
     log_likelihood: float | None = None
     log_likelihood_std: float | None = None
@@ -89,7 +89,7 @@ class Cell(NamedTuple):
 
 
 def cell(config: dict[str, Any], num_train: int | None = None) -> Cell | None:
-    """The paper's cell with this config; None if there is none.
+    """Return the paper's numbers for this config, or None if there are none.
 
     Args:
       config: the config of results.json.

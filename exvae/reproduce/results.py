@@ -101,7 +101,7 @@ def _beside(cells: Sequence[Cell], papers: float, spread: float | None) -> tuple
     """Ours, the paper's, and the difference."""
     values = [cell.test["log_likelihood"] for cell in cells]
     ours, theirs = _number(values), f"{papers:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
-    # Compare rounded numbers: a mean that rounds to the paper's number is not below it.
+    # Compare rounded numbers, so a mean that rounds to the paper's number is not below it.
     difference = round(statistics.mean(values), 2) - papers
     return (f"**{ours}**" if difference >= 0 else ours), theirs, f"{difference:+.2f}"
 
@@ -120,7 +120,7 @@ def _minutes(cells: Sequence[Cell], name: str) -> str:
 
 
 def _check_same(cells: Sequence[Cell]) -> None:
-    """A mean over seeds needs cells with the same config."""
+    """Check that cells have the same config except for the seed. Only then is their mean meaningful."""
     first, *others = cells
     for other in others:
         if found := configs.differences({**other.config, "seed": 0}, {**first.config, "seed": 0}):
@@ -233,7 +233,7 @@ def _time_section(cells: Sequence[Cell]) -> list[str]:
         "best epoch (MNIST, `vae`, exemplar; the authors' batch is 100 images). Our minutes are the time of the whole\n"
         "training, divided by its number of epochs and multiplied by the epochs needed. The authors' run was not\n"
         f"repeated: its minutes are its number of steps times {paper.AUTHORS_STEP_SECONDS} s, the time of one step\n"
-        "with their code on two such cores.\n"
+        "of their code on two cores with AVX-512.\n"
     )
     header = ("run", "epochs", "steps", "minutes", "best validation ELBO")
     return ["## Time to the paper's number\n", text, table(header, [*rows, authors])]
@@ -251,7 +251,7 @@ def _runs_section(cells: Sequence[Cell]) -> list[str]:
 
 
 def _short_section(cells: Sequence[Cell]) -> list[str]:
-    """The cells below the paper's mean. The section is the first of the page."""
+    """The first section of the page: the cells below the paper's mean."""
     short = []
     for data, title in TITLES.items():
         for architecture in ARCHITECTURES:
@@ -274,7 +274,7 @@ def page(cells: Sequence[Cell]) -> str:
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    """The README's part about the main table: the cells below the paper's mean, then all cells."""
+    """The section of the README with the main table: the cells below the paper's mean, then all cells."""
     rows = []
     for data, title in TITLES.items():
         for architecture in ARCHITECTURES:
@@ -302,7 +302,7 @@ def with_summary(readme: str, cells: Sequence[Cell]) -> str:
 
 
 def make_page(folder: Path, out: Path, readme: Path | None = None) -> int:
-    """Write the page and the README's table. Returns the number of finished cells."""
+    """Write the page and the README's table, and return the number of finished cells."""
     cells = read_all(folder)
     texts = {out: page(cells)}
     if readme is not None:
@@ -313,6 +313,7 @@ def make_page(folder: Path, out: Path, readme: Path | None = None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m exvae.results", description="Write docs/results.md and the README's table."
     )

@@ -14,8 +14,9 @@ from exvae.reproduce import paper
 
 TEXT_COLUMNS = ("run", "data", "architecture", "prior")  # the others are numbers, aligned on the right
 PAPER_NOTE = (
-    "ours: ± is the standard error over images; paper, and in brackets: mean (±) over 5 training runs at convergence, "
-    "all test images, 5000 samples. * evaluated with other exemplars than the training set (config.eval.exemplars)."
+    "Ours: ± is the standard error over images. The paper's numbers, also those in brackets: means (±) over 5 training "
+    "runs at convergence, all test images, 5000 samples. * evaluated with other exemplars than the training set "
+    "(config.eval.exemplars)."
 )
 DENSITY_NOTE = "† a density of grey pixels: not comparable with log-likelihoods of binary images."
 
@@ -44,7 +45,7 @@ HEADER = Row(**{name: name.replace("_", " ") for name in Row._fields} | {"log_li
 
 
 def row_of(name: str, results: dict[str, Any]) -> Row:
-    """The row of a run, from its results.json. Missing figures are '-'."""
+    """Make the row of a run from its results.json. Missing figures are '-'."""
     config, test = results["config"], results["test"]
     parzen = config["model"]["architecture"] == "parzen"
     ours = test.get("log_likelihood")
@@ -70,7 +71,7 @@ def row_of(name: str, results: dict[str, Any]) -> Row:
 
 
 def _architecture(model: dict[str, Any]) -> str:
-    """The architecture, with its likelihood unless it is Bernoulli: nats of different likelihoods do not compare."""
+    """The architecture, with its likelihood unless it is Bernoulli: different likelihoods are not comparable."""
     likelihood = model.get("likelihood", "bernoulli")
     plain = likelihood == "bernoulli" and model["architecture"] != "parzen"
     return model["architecture"] + ("" if plain else f" ({likelihood})")
@@ -122,7 +123,7 @@ def _prior(config: dict[str, Any], test: dict[str, Any]) -> str:
 
 
 def read_rows(folders: Sequence[Path]) -> list[Row]:
-    """The sorted rows of all folders with results. Other folders cause a warning on stderr."""
+    """Read the sorted rows of all folders with results. Print a warning on stderr for other folders."""
     rows = []
     for folder in folders:
         if folder.is_file():  # runs/* also matches log files
@@ -168,11 +169,12 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape characters with a meaning in Markdown: `|` would end a cell, a pair of `*` would be emphasis."""
+    """Escape characters that Markdown interprets: `|` would end a cell, a pair of `*` would be emphasis."""
     return re.sub(r"([\\|*`<])", r"\\\1", text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m exvae.tables", description="A table of runs and the paper's numbers."
     )

@@ -1,6 +1,6 @@
 """The trials of the fast recipe in `results/trials/*.json`, and their tables in docs/recipe.md.
 
-python -m exvae.trials                                   makes the tables again
+python -m exvae.trials                                   writes the tables again
 python -m exvae.trials RUN_FOLDER... [--note=TEXT]       adds runs, finished or not
 python -m exvae.trials RUN_FOLDER... --likelihood=1000   and computes the log-likelihood of 1000 validation images
 """
@@ -40,7 +40,7 @@ HEADER = ("rate", "gradient", "batch", "z", "K", "warm-up", "decay", "average", 
 
 
 def collect(workdir: Path, note: str) -> dict[str, Any]:
-    """The config and the curves of a run, finished or not."""
+    """Read the config and the curves of a run, finished or not."""
     config = folder.read_config(workdir)
     try:
         lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -53,7 +53,7 @@ def collect(workdir: Path, note: str) -> dict[str, Any]:
     if not curves["valid"]:
         raise UserError(f"{workdir} was never validated")
     if config["data"]["name"] not in SIZES:
-        raise UserError(f"{workdir} is of {config['data']['name']}: the page is about {', '.join(SIZES)}")
+        raise UserError(f"{workdir} is a run on {config['data']['name']}, but the page covers only {', '.join(SIZES)}")
     speeds = sorted(line["images_per_second"] for line in lines if "images_per_second" in line)
     return {
         "note": note,
@@ -64,7 +64,7 @@ def collect(workdir: Path, note: str) -> dict[str, Any]:
 
 
 def score(workdir: Path, num_images: int) -> dict[str, Any]:
-    """The log-likelihood of the first validation images with the best parameters of a run, and its active units."""
+    """Compute the log-likelihood of the first validation images with a run's best parameters, and the active units."""
     best = run.load(workdir)
     images = best.dataset.valid.images
     values = best.log_likelihood(images[:num_images], SAMPLES)
@@ -82,7 +82,7 @@ def keep(path: Path, trial: dict[str, Any]) -> None:
         return
     old = json.loads(path.read_text())
     if old["config"] != json.loads(json.dumps(trial["config"])):
-        raise UserError(f"{path} is of another run: give the run's folder another name")
+        raise UserError(f"{path} belongs to another run: rename the run's folder")
     trial["note"] = trial["note"] or old["note"]
     if len(old["valid"]) == len(trial["valid"]):  # not trained further since then
         trial |= {name: value for name, value in old.items() if name not in trial}
@@ -106,7 +106,7 @@ def _row(trial: dict[str, Any], num_train: int) -> list[str]:
         str(config["retrieval"]["num_neighbours"]) if is_rat else "",
         str(
             optim["kl_warmup_epochs"] if optim["kl_warmup_epochs"] > 1 else 0
-        ),  # with 1 the first epoch already has the whole weight
+        ),  # with 1, the first epoch already has the full weight
         f"{optim['weight_decay']:g}" if optim.get("weight_decay") else "",
         f"{optim['ema']:g}" if optim.get("ema") else "",
         trial["note"],
@@ -121,7 +121,7 @@ def _row(trial: dict[str, Any], num_train: int) -> list[str]:
 
 
 def tables(trials: Sequence[dict[str, Any]]) -> str:
-    """Tables for each data set, architecture, prior and number of epochs, with the best validation ELBO first."""
+    """A table for each data set, architecture, prior and number of epochs, with the best validation ELBO first."""
 
     def group(trial: dict[str, Any]) -> tuple[str, str, str, int]:
         config = trial["config"]
@@ -143,9 +143,10 @@ def read_all(folder: Path) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m exvae.trials", description="The trials of the recipe.")
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="folders of runs to add")
-    parser.add_argument("--note", default="", help="text for what the config does not show")
+    parser.add_argument("--note", default="", help="a remark on what the config does not show")
     parser.add_argument("--likelihood", type=int, default=0, metavar="N", help="score the first N validation images")
     options = parser.parse_args(argv)
     try:
@@ -156,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"{PAGE} has no line {MARK.strip()}")
         added = {TRIALS / f"{folder.absolute().name}.json": collect(folder, options.note) for folder in options.folders}
         if len(added) < len(options.folders):
-            raise UserError("two of the folders have the same name, but a trial's file has the name of its folder")
+            raise UserError("two of the folders have the same name, but a trial's file is named after its folder")
         for path, trial in added.items():
             keep(path, trial)
         for folder, trial in zip(options.folders, added.values(), strict=True) if options.likelihood else ():

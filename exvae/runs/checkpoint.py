@@ -1,6 +1,6 @@
 """Checkpoints of a run: the latest state, for resuming, and the best parameters. Only this module uses orbax.
 
-The contents are decided elsewhere: `exvae/state.py` has the state, `_meta` in `exvae/training/loop.py` the meta.
+`exvae/state.py` defines the state, and `_meta` in `exvae/training/loop.py` the metadata.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from exvae.errors import UserError
 from exvae.scale import sharding
 
 SLACK_BYTES = 2**20  # space for the other files of a run
-# A process may be paused for a long time while it writes (SIGSTOP). By default, orbax fails after 20 minutes. Several
-# processes keep this default, because they wait for each other.
+# A process may be paused for a long time while it writes (SIGSTOP). By default, orbax fails after 20 minutes. If
+# there are several processes, they keep this default, because they wait for each other.
 PAUSE_SECONDS = 24 * 3600
 
-Meta = dict[str, Any]  # what is saved beside the arrays, as JSON
+Meta = dict[str, Any]  # metadata, saved as JSON beside the arrays
 
 
 class Checkpoints:
@@ -38,7 +38,7 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: Path):
-        # Orbax logs every file that it writes, and its threads log every file that they cannot write.
+        # Otherwise these loggers report every file that orbax writes or fails to write.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         folder = (workdir / "checkpoints").absolute()
@@ -47,26 +47,26 @@ class Checkpoints:
         self._best = _manager(folder / "best", keep=2)
 
     def save_latest(self, step: int, state: PyTree, meta: Meta) -> None:
-        """Start to save the state of a step. It returns before the files are written."""
+        """Start to save the state of a step, and return before the files are written."""
         with _plain_errors():
             self._best.wait_until_finished()  # the state refers to the best epoch, so its parameters must exist
         _save(self._latest, step, state, meta)
 
     def save_best(self, step: int, params: PyTree, meta: Meta) -> None:
-        """Start to save the best parameters. It returns before the files are written."""
+        """Start to save the best parameters, and return before the files are written."""
         _save(self._best, step, params, meta)
 
     def restore_latest(self, like: Callable[[Meta], PyTree]) -> tuple[PyTree, Meta] | None:
-        """The newest readable state and its meta; None if there is no checkpoint.
+        """Return the newest readable state and its metadata, or None if there is no checkpoint.
 
         Args:
-          like: returns a tree with the shapes and shardings to restore, given the meta of the checkpoint.
+          like: returns a tree with the shapes and shardings to restore, given the metadata of the checkpoint.
         """
         restored = _restore(self._latest, like)
         return restored and restored[1:]
 
     def restore_best(self, like: PyTree) -> tuple[int, PyTree, Meta] | None:
-        """The step, the parameters and the meta of the newest readable best checkpoint; None if there is none."""
+        """Return the step, parameters and metadata of the newest readable best checkpoint, or None if there is none."""
         return _restore(self._best, lambda meta: like)
 
     def wait(self) -> None:
@@ -104,10 +104,10 @@ def _manager(folder: Path, keep: int) -> ocp.CheckpointManager:
 
 
 def _save(manager: ocp.CheckpointManager, step: int, tree: PyTree, meta: Meta) -> None:
-    if step in manager.all_steps():  # it was written before a kill, with the same values
+    if step in manager.all_steps():  # saved before a kill, with the same values
         return
     _check_space(manager, tree)
-    # The training step donates its buffers while orbax is still writing, so orbax gets a copy.
+    # Save a copy: the next training step overwrites the buffers while orbax is still writing.
     tree = jax.tree.map(jnp.copy, tree)
     args = ocp.args.Composite(state=ocp.args.StandardSave(tree), meta=ocp.args.JsonSave(meta))
     with _plain_errors():
@@ -116,7 +116,7 @@ def _save(manager: ocp.CheckpointManager, step: int, tree: PyTree, meta: Meta) -
 
 
 def _check_space(manager: ocp.CheckpointManager, tree: PyTree) -> None:
-    """Check the free space before orbax starts: on a full disk its threads print a hundred tracebacks."""
+    """Check the free space first: on a full disk, the threads of orbax print a hundred tracebacks."""
     needed = SLACK_BYTES + 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
     free = shutil.disk_usage(manager.directory).free
     if free < needed:
@@ -136,7 +136,7 @@ def _set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
 
 
 def _restore_tree(manager: ocp.CheckpointManager, step: int, like: PyTree) -> PyTree:
-    """The arrays of a checkpoint. Fields of the dataclass `like` that are None may be missing in an old checkpoint."""
+    """Read the arrays of a checkpoint. Fields of the dataclass `like` that are None may be missing in an old one."""
     asked, absent = like, dict[str, None]()
     if dataclasses.is_dataclass(like):
         with ocp.StandardCheckpointer() as reader:
@@ -159,10 +159,10 @@ def _restore(manager: ocp.CheckpointManager, like: Callable[[Meta], PyTree]) -> 
             state = _restore_tree(manager, step, jax.tree.map(ocp.utils.to_shape_dtype_struct, like(meta)))
         except Exception as raised:  # orbax raises many kinds of errors for a damaged folder
             error = raised
-        if sharding.anywhere(error is not None):  # only the part of another process may be damaged
+        if sharding.anywhere(error is not None):  # perhaps only the part of another process is damaged
             damaged[step] = " ".join(str(error).split())[:200]
             continue
-        for bad in damaged:  # only now: if none can be read, the cause may be another one, and nothing is moved
+        for bad in damaged:  # only now: if no checkpoint can be read, there may be another cause, so nothing is moved
             aside = _set_aside(manager, bad)
             print(f"warning: the checkpoint of step {bad} is damaged (moved to {aside}); using step {step} instead")
         return step, state, meta

@@ -1,4 +1,4 @@
-"""Figures. Only this module uses matplotlib, and all colours are at its top."""
+"""Figures. Only this module uses matplotlib, and it defines all colours."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from PIL import Image, ImageDraw, ImageFont
 
 # Grids of images, as values in 0..1.
 BORDER = 0.5  # between images: grey
-GAP = 1.0  # between plates: white
+GAP = 1.0  # between plates (small grids, see `save_plates`): white
 MARK = (1.0, 0.55, 0.0)  # frames around source images: orange
-# Text and plots, as PIL and matplotlib name them.
+# Colours of text and plots, by their names in PIL and matplotlib.
 PAPER, INK = "white", "black"
 FEW_CLASSES, MANY_CLASSES = "tab10", "nipy_spectral"  # colour maps for up to 10 labels, and for more
 SERIES = tuple(f"C{number}" for number in range(10))  # lines, histograms and the legend of FEW_CLASSES
 
-Mask = Bool[np.ndarray, "*#RC"] | bool | None  # over rows and columns; may broadcast
+Mask = Bool[np.ndarray, "*#RC"] | bool | None  # one value for each row and column; may broadcast
 
 
 def tile(images: Float[np.ndarray, "R C h w c"], marked: Mask = None) -> Float[np.ndarray, "H W 3"]:
@@ -47,7 +47,7 @@ def save_grid(
 
 
 def save_plates(path: Path, plates: Float[np.ndarray, "P n h w c"], *, columns: int = 4, source: int = 0) -> None:
-    """Write plates of n images each, side by side. The image with index `source` is the source of its plate."""
+    """Write plates (small grids of n images) side by side. Mark the image with index `source` in each plate."""
     count, n = plates.shape[:2]
     marked = (np.arange(n) == source).reshape(-1, columns)
     tiles = [tile(plate.reshape(-1, columns, *plate.shape[1:]), marked) for plate in plates]
@@ -120,7 +120,7 @@ def save_histograms(path: Path, values: dict[str, Float[np.ndarray, " n"]], xlab
         axes.hist(sample, bins, histtype="step", density=True, label=text, color=colour)
     axes.set_xlabel(xlabel)
     axes.set_yticks([])
-    axes.margins(y=0.35)  # room for the legend
+    axes.margins(y=0.35)  # space for the legend
     axes.legend(fontsize=8, frameon=False, loc="upper left")
     _finish(path, figure)
 
@@ -170,7 +170,7 @@ def _save(path: Path, picture: Float[np.ndarray, "H W 3"], scale: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     image = _to_pil(picture.repeat(scale, 0).repeat(scale, 1))
     if np.ptp(np.asarray(image), axis=-1).max() == 0:
-        image = image.convert("L")  # without colours the file has a third of the size
+        image = image.convert("L")  # a grey file has a third of the size
     image.save(path, optimize=True)
 
 

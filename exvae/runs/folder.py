@@ -24,13 +24,13 @@ def write_json(path: Path, value: object) -> None:
 
 
 def open_workdir(workdir: Path, config: dict[str, Any]) -> None:
-    """Create the folder and write config.json. If it already has a run, check that the run has this config."""
+    """Create the folder and write config.json. If the folder already holds a run, check that it has this config."""
     files.make_writable(workdir, "--workdir")
-    git_revision()  # now: later commits are not part of this run
+    git_revision()  # read it now: later commits are not part of this run
     path = workdir / "config.json"
     is_run = path.exists() and any((workdir / name).exists() for name in ("checkpoints", "results.json"))
     if is_run and (found := configs.differences(config, read_config(workdir))):
-        raise UserError(f"--workdir={workdir} holds a run of another config ({'; '.join(found)}): choose another")
+        raise UserError(f"--workdir={workdir} holds a run with another config ({'; '.join(found)}): choose another")
     write_json(path, config)
 
 
@@ -65,7 +65,7 @@ def update_results(
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
-    """The contents of a run's config.json."""
+    """Read a run's config.json."""
     path = workdir / "config.json"
     if not path.is_file():
         raise UserError(f"--workdir={workdir} holds no run (no config.json): train one first, or choose another folder")

@@ -17,7 +17,7 @@ def check(out: str, *, folder: bool = True) -> None:
     """Check, before any work, that --out can be written and does not mix with existing files. Nothing is created.
 
     Args:
-      out: the value of --out; '': no files are wanted.
+      out: the value of --out; '': nothing to check.
       folder: whether a folder of PNGs is allowed too.
 
     Raises:
@@ -34,7 +34,7 @@ def check(out: str, *, folder: bool = True) -> None:
         raise UserError(f"--out={out} must be a folder that is new or empty")
     nearest = next(parent for parent in path.absolute().parents if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(f"--out={out} cannot be written: {nearest} is not a folder that can be written to")
+        raise UserError(f"--out={out} cannot be written: {nearest} is not a writable folder")
 
 
 def save(out: str, images: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> None:

@@ -22,7 +22,7 @@ class Progress:
         self._mark = (0, self._shown)
 
     def begin(self, step: int) -> None:
-        """Call before the first step of an epoch. The speed is that of the steps, without validation."""
+        """Call before the first step of an epoch. The speed does not include validation."""
         self._mark = (step, time.monotonic())
         if self._bar is None:
             self._bar = _bar(self._total * self._batch, step * self._batch)
@@ -62,11 +62,11 @@ class Countdown:
         self._mark = (0, self._start)
 
     def show(self, done: int) -> None:
-        """Call whenever more images are done; `done` counts all of them."""
+        """Call after each batch. `done` is the number of images so far."""
         if self._quiet:
             return
         now = time.monotonic()
-        if self._bar is None:  # the first batch includes compilation, so it does not count for the speed
+        if self._bar is None:  # the speed excludes the first batch, which includes compilation
             self._bar, self._mark = _bar(self._total, done, desc=self._text, smoothing=0), (done, now)
         elif not self._bar.disable:
             self._bar.update(done - self._bar.n)
@@ -78,7 +78,7 @@ class Countdown:
             print(f"{self._text}  {done} / {self._total}  {rate:.1f} images/s  {left} left", flush=True)
 
     def end(self) -> None:
-        """Remove the bar and print the whole time."""
+        """Remove the bar and print the total time."""
         if self._bar is not None:
             self._bar.close()
         if not self._quiet:
@@ -86,7 +86,7 @@ class Countdown:
 
 
 def _bar(total: int, initial: int, **options: Any) -> tqdm:
-    """A bar, which is disabled if standard output is not a terminal."""
+    """Make a bar, which is disabled if standard output is not a terminal."""
     return tqdm(
         total=total,
         initial=initial,
@@ -103,7 +103,7 @@ def _bar(total: int, initial: int, **options: Any) -> tqdm:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as text: 3725 -> '1h02m', 65 -> '1m05s'."""
+    """Format seconds: 3725 -> '1h02m', 65 -> '1m05s'."""
     seconds = int(seconds)
     if seconds >= 3600:
         return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"

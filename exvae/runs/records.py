@@ -42,6 +42,7 @@ class Memory:
         self._records |= {record[self._key]: record for record in records}
 
     def close(self) -> None:
+        """Do nothing: there is no file."""
         pass
 
 
@@ -62,13 +63,13 @@ class Records(Memory):
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.close()
-            raise UserError(f"{workdir}: another process is already doing the same") from error
+            raise UserError(f"{workdir}: another process is already doing this task") from error
         self._file.seek(0)
         first, *lines = self._file.read().split("\n")[:-1] or [""]
         if first != header:
             lines = []
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # not a record: the image is done again
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # not a record: the image is evaluated again
                 super().add([json.loads(line)])
         self._file.truncate(sum(len(line) + 1 for line in [header, *lines]) if first == header else 0)
         if first != header:
@@ -79,9 +80,10 @@ class Records(Memory):
         self._file.flush()
 
     def add(self, records: list[Record]) -> None:
-        """Append these records to the file at once, so a kill of the process does not lose them."""
+        """Append these records and write them to the file at once, so they are not lost if the process is killed."""
         self._write(*map(json.dumps, records))
         super().add(records)
 
     def close(self) -> None:
+        """Close the file and release its lock."""
         self._file.close()

@@ -6,7 +6,7 @@ import functools
 import subprocess
 from pathlib import Path
 
-# Files that finished runs write: their changes are not changes of the code.
+# Files that finished runs write. Changes in them are not changes of the code.
 OUTPUTS = (
     ":(top,exclude)results",
     ":(top,exclude)docs",

@@ -33,15 +33,16 @@ class TrainedModel:
 
     config: ConfigDict
     workdir: Path
-    grey: data.Dataset  # without any binarization
+    grey: data.Dataset  # not binarized
     mesh: Mesh
     model: nn.Module
     params: dict
     step: int  # the training step of the parameters
-    exemplars: data.Split  # of the prior; generation starts from them
+    exemplars: data.Split  # the exemplars of the prior, from which generation starts
 
     @property
     def prior(self) -> Prior:
+        """The prior that the config names."""
         return PRIORS[self.config.prior.name]
 
     @property
@@ -89,12 +90,12 @@ def open_trained(kind: type[Trained], config: ConfigDict, workdir: Path) -> Trai
     best_step, params, meta = best
     checksum = fingerprint(grey.train.images)
     if meta.get("images", checksum) != checksum:
-        raise UserError(f"--workdir={workdir} holds a run on other training images than config.data.dir has")
+        raise UserError(f"--workdir={workdir} holds a run on other training images than those in config.data.dir")
     exemplars = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib)
     return kind(config, workdir, grey, mesh, model, params, best_step, exemplars)
 
 
 def open_run(command: ConfigDict, workdir: Path) -> TrainedModel:
-    """The trained model in `workdir`, with the options of tasks and the `data.dir` of the command line."""
+    """Read the trained model in `workdir`. The options of tasks and `data.dir` come from the command line."""
     config = configs.of_run(command, folder.read_config(workdir), workdir)
     return open_trained(TrainedModel, config, workdir)

@@ -14,7 +14,7 @@ from exvae.scale import sharding
 
 @runtime_checkable
 class Writer(Protocol):
-    """Where the metrics of a run go."""
+    """Receives the metrics of a run."""
 
     def write(self, step: int, epoch: int, split: str, values: dict[str, Any]) -> None:
         """Write the metrics of a split at a step."""
@@ -37,6 +37,7 @@ class MetricsWriter:
         self._events = SummaryWriter(str(workdir), purge_step=step + 1)
 
     def write(self, step: int, epoch: int, split: str, values: dict[str, Any]) -> None:
+        """Write the metrics of a split at a step."""
         print(json.dumps({"step": step, "epoch": epoch, "split": split, **values}), file=self._file, flush=True)
         for name, value in values.items():
             if isinstance(value, int | float):
@@ -44,6 +45,7 @@ class MetricsWriter:
         self._events.flush()
 
     def close(self) -> None:
+        """Close the files."""
         self._file.close()
         self._events.close()
 
@@ -52,14 +54,16 @@ class NoWriter:
     """The writer of all processes except the main one: it writes nothing."""
 
     def write(self, step: int, epoch: int, split: str, values: dict[str, Any]) -> None:
+        """Do nothing."""
         pass
 
     def close(self) -> None:
+        """Do nothing."""
         pass
 
 
 def _belongs(line: str, step: int) -> bool:
-    """Whether to keep a line. Lines of later steps, incomplete lines and lines of the test, which runs again, go."""
+    """Whether to keep a line: not if it is incomplete, of a later step, or of the test, which runs again."""
     try:
         values = json.loads(line)
         return values["step"] <= step and values["split"] != "test"

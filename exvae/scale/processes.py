@@ -10,9 +10,9 @@ import jax
 
 from exvae.errors import UserError
 
-CONNECT_SECONDS = 120  # for all processes to find each other
-# After this time without a heartbeat, a process counts as dead, and JAX aborts the others, which would wait forever.
-# There are two heartbeats in this time, so a dead process is noticed after 5 to 10 s. A process that is paused for this
+CONNECT_SECONDS = 120  # time for all processes to connect
+# A process without a heartbeat for this time counts as dead. JAX then aborts the others, which would wait forever.
+# Heartbeats are sent twice in this time: a dead process is noticed after 5 to 10 s. A process that is paused for this
 # long also counts as dead. Heartbeats come from a separate thread, even while a process compiles or waits for a core.
 HEARTBEAT_SECONDS = 10
 
@@ -31,7 +31,7 @@ def join(coordinator: str, num_processes: int, process_id: int) -> None:
     given = (bool(coordinator), num_processes >= 0, process_id >= 0)
     if any(given) and not all(given):
         raise UserError(
-            "--coordinator, --num_processes and --process_id go together; without them, SLURM or a pod sets them"
+            "--coordinator, --num_processes and --process_id must be given together, or not at all in SLURM or on a pod"
         )
     if all(given) and not 0 <= process_id < num_processes:
         raise UserError(f"--process_id={process_id} must lie in 0..{num_processes - 1} (--num_processes)")
@@ -40,9 +40,9 @@ def join(coordinator: str, num_processes: int, process_id: int) -> None:
     seconds = int(os.environ.get("EXVAE_CONNECT_SECONDS", CONNECT_SECONDS))
     where = f" through --coordinator={coordinator}" if coordinator else ""
     message = (
-        f"--distributed: not all processes met{where} within {seconds} s; do all of them run, and is the port open?"
+        f"--distributed: not all processes connected{where} within {seconds} s; are all running, and is the port open?"
     )
-    # Without this timer, JAX would crash when it gives up.
+    # JAX crashes at its own timeout, so this timer ends the process before that.
     timer = threading.Timer(seconds, _end, (message, 2))
     timer.daemon = True
     timer.start()
@@ -57,7 +57,7 @@ def join(coordinator: str, num_processes: int, process_id: int) -> None:
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"--distributed finds no SLURM job, TPU pod or MPI here ({' '.join(str(error).split())[:200]}); give "
+            f"--distributed found no SLURM job, TPU pod or MPI here ({' '.join(str(error).split())[:200]}); give "
             "--coordinator=HOST:PORT, --num_processes and --process_id"
         ) from error
     finally:

@@ -32,7 +32,7 @@ def make_mesh(batch_size: int = 0) -> Mesh:
     """A mesh of all devices of all processes along one axis. The devices of a process are neighbours.
 
     Args:
-      batch_size: it must be a multiple of the number of devices; 0: not checked.
+      batch_size: must be a multiple of the number of devices; 0: not checked.
     """
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     if len(devices) != jax.local_device_count() * jax.process_count():
@@ -44,7 +44,7 @@ def make_mesh(batch_size: int = 0) -> Mesh:
 
 
 def whole(mesh: Mesh) -> NamedSharding:
-    """The sharding of an array that every device has as a whole."""
+    """The sharding of an array of which every device has a whole copy."""
     return NamedSharding(mesh, WHOLE)
 
 
@@ -71,7 +71,7 @@ def split(mesh: Mesh, tree: PyTree) -> PyTree:
 def _put(sharding: NamedSharding, tree: PyTree) -> PyTree:
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
-    # device_put would first compare the values of all processes.
+    # Not device_put, which would first compare the values of all processes.
     put = lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, lambda rows: leaf[rows])  # noqa: E731
     return jax.tree.map(lambda leaf: put(np.asarray(fetch(leaf))), tree)
 
@@ -84,7 +84,7 @@ def own_rows(mesh: Mesh, num_rows: int) -> slice:
 
 
 def join_rows(mesh: Mesh, rows: Shaped[np.ndarray, "n ..."], num_rows: int) -> jax.Array:
-    """An array of `num_rows` rows, split over the devices. Each process passes its `own_rows`."""
+    """Make an array of `num_rows` rows, split over the devices. Each process passes its `own_rows`."""
     return jax.make_array_from_process_local_data(part(mesh), rows, (num_rows, *rows.shape[1:]))
 
 
@@ -99,7 +99,7 @@ def round_up(number: int, mesh: Mesh) -> int:
 
 
 def fetch(tree: PyTree) -> PyTree:
-    """The tree with numpy arrays of the whole values, in every process."""
+    """Copy the tree to numpy arrays. Every process gets the whole arrays."""
 
     def get(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
@@ -110,7 +110,7 @@ def fetch(tree: PyTree) -> PyTree:
 
 
 def agree(value: PyTree) -> PyTree:
-    """The value of the main process, in every process."""
+    """Return the value of the main process in every process."""
     return value if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(value)
 
 
@@ -120,10 +120,10 @@ def anywhere(flag: bool) -> bool:
 
 
 def over_images(mesh: Mesh, score: Callable) -> Callable:
-    """score(params, components, key, images, index), computed on each device for its part of images and index."""
+    """Make score(params, components, key, images, index) run on each device with its part of images and index."""
     return per_device(mesh, score, (WHOLE, WHOLE, WHOLE, PART, PART), PART)
 
 
 def per_device(mesh: Mesh, function: Callable, in_specs: PyTree, out_specs: PyTree) -> Callable:
-    """`function`, computed on each device with its part of the arguments that are split."""
+    """Make `function` run on each device, with the device's part of the split arguments."""
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -1,6 +1,6 @@
 """A process that ends when its parent ends: subprocess.Popen(child.command([sys.executable, "launch.py"]))
 
-Linux can kill a process whenever its parent ends, but the process itself must request this. With Python's subprocess
+Linux can kill a process whenever its parent ends, but the child itself must request this. With Python's subprocess
 the request needs a preexec_fn, which forks, and JAX warns about forks. `setpriv --pdeathsig` is not on every system,
 and it misses a parent that has already ended. So this file is run as a script: it makes the request, then becomes the
 command.
@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 
 def command(words: Sequence[str], nice: int = 0, cores: Sequence[int] = ()) -> list[str]:
-    """The command line to start. Start it from a long-lived thread, because the end of that thread also kills it.
+    """Return the command line to start. Start it from a long-lived thread: it is also killed when the thread ends.
 
     Args:
-      words: the command; its program needs a whole path.
+      words: the command. Its program must be an absolute path.
       nice: niceness, 0 to 19.
       cores: the cores that it may use; (): all.
     """
@@ -31,7 +31,7 @@ def _become(parent: str, nice: str, cores: str, *words: str) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != int(parent):
             sys.exit("the process that started this one has ended")
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's signal that time is up; the parent handles it
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it when time is up; the parent handles it
     os.nice(int(nice))
     if int(nice) and os.getsid(0) == os.getpid():
         # If Linux shares cores between sessions, niceness works only within a session. This sets it between sessions.

@@ -21,9 +21,10 @@ MadeFrom = tuple[ConfigDict, dict[str, list[str]], Path]  # the arguments of `sw
 
 
 class SlurmJob:
-    """The job of one point, which submitit runs on a node. The node makes the points again, so the pickle is small."""
+    """The job of one point, which submitit runs on a node. The node makes its own points, so the pickle is small."""
 
     def __call__(self, number: int, words: Sequence[str], *made_from: Any) -> None:
+        """Run the point with this number, and update the table."""
         points = sweep.make_points(*made_from)
         process = sweep.start(points[number], words)
         try:
@@ -35,14 +36,14 @@ class SlurmJob:
             raise ChildProcessError(reason)  # Slurm shows the job as failed
 
     def checkpoint(self, *arguments: Any) -> Any:
-        """Called when time is up or the job is preempted. The new job resumes from the checkpoint of the run."""
+        """Submit the job again when time is up or it is preempted. The new job resumes from the run's checkpoint."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, *arguments)
 
 
 def parameters_of(text: str) -> dict[str, Any]:
-    """'partition=gpu;timeout_min=600' as {'slurm_partition': 'gpu', 'slurm_timeout_min': 600}."""
+    """Parse 'partition=gpu;timeout_min=600' to {'slurm_partition': 'gpu', 'slurm_timeout_min': 600}."""
     parameters: dict[str, Any] = {}
     for part in filter(None, sweep.split(text, ";")):
         name, _, value = (piece.strip() for piece in part.partition("="))
@@ -57,7 +58,7 @@ def parameters_of(text: str) -> dict[str, Any]:
 
 
 def _in_queue(jobs: dict[str, str]) -> set[str]:
-    """The jobs that wait or run. Their points must not be submitted again."""
+    """The jobs that are waiting or running. Their points must not be submitted again."""
     if not jobs:
         return set()
     command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]

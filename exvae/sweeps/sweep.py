@@ -39,12 +39,12 @@ from exvae.sweeps import child
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_FLAGS = ("sweep", "sweep_workers", "sweep_executor", "sweep_slurm", "workdir")
-AUTOMATIC = (("prior", "num_exemplars"), ("retrieval", "rebuild_steps"))  # a run replaces 0 in these fields
+AUTOMATIC = (("prior", "num_exemplars"), ("retrieval", "rebuild_steps"))  # a run computes these fields if they are 0
 MORE_TO_DO = (
     "train.epochs",
     "train.patience",
     "eval.",
-)  # may change on resume, but then a finished run is not finished any more
+)  # may change on resume, but then a finished run must continue
 FIGURES = ("best_epoch", "valid_elbo", "test_elbo", "test_log_likelihood", "seconds")
 STATUSES = ("done", "failed", "waiting")
 END = "sweep: "  # beginning of the last line in the log of a failed point
@@ -61,6 +61,7 @@ class Point:
 
     @property
     def log(self) -> Path:
+        """The file with the output of its processes."""
         return self.folder / "log.txt"
 
 
@@ -70,7 +71,7 @@ def split(text: str, mark: str) -> list[str]:
 
 
 def parse(text: str) -> dict[str, list[str]]:
-    """'seed=0,1;augment.lambdas=(1,0.4),(1,0.8)' as {'seed': ['0', '1'], 'augment.lambdas': ['(1,0.4)', '(1,0.8)']}."""
+    """Parse 'seed=0,1;augment.lambdas=(1,0.4),(1,0)' to {'seed': ['0', '1'], 'augment.lambdas': ['(1,0.4)', ...]}."""
     grid: dict[str, list[str]] = {}
     names = [name.removeprefix("config.") for name in configs.field_names()]
     for part in filter(None, split(text, ";")):
@@ -89,7 +90,7 @@ def parse(text: str) -> dict[str, list[str]]:
 
 
 def _configure(config: ConfigDict, values: dict[str, str]) -> ConfigDict:
-    """A copy of the config with these fields, parsed in the same way as by the process of the point."""
+    """Copy the config and set these fields. They are parsed in the same way as in the process of the point."""
     words = ["", *(f"--config.{field}={value}" for field, value in values.items())]
     own = flags.FlagValues()
     config_flags.DEFINE_config_dict("config", copy.deepcopy(config), flag_values=own, sys_argv=words)
@@ -99,14 +100,14 @@ def _configure(config: ConfigDict, values: dict[str, str]) -> ConfigDict:
 
 
 def _folder_name(values: dict[str, str]) -> str:
-    """'seed=0,optim.learning_rate=1e-3'. If characters were replaced or cut off, a checksum keeps names different."""
+    """'seed=0,optim.learning_rate=1e-3'. If characters are replaced or cut off, a checksum keeps names unique."""
     text = ",".join(f"{field}={value}" for field, value in values.items())
     safe = re.sub(r"[^\w.=,()+-]", "_", text, flags=re.ASCII)[:200]
     return safe if safe == text else f"{safe}-{zlib.crc32(text.encode()):08x}"
 
 
 def make_points(config: ConfigDict, grid: dict[str, list[str]], workdir: Path) -> list[Point]:
-    """The points of the grid, with checked configs. The first field varies slowest."""
+    """Make the points of the grid and check their configs. The first field varies slowest."""
     points: dict[Any, Point] = {}  # by their typed values
     for texts in itertools.product(*grid.values()):
         values = dict(zip(grid, texts, strict=True))
@@ -124,7 +125,7 @@ def make_points(config: ConfigDict, grid: dict[str, list[str]], workdir: Path) -
 
 def common_words(argv: Sequence[str], fields: Iterable[str]) -> list[str]:
     """The words of the command line that all points share, without the options of the sweep and the swept fields."""
-    # If a flag with a tuple occurs twice, its values add up, so a swept field must not be among these words.
+    # A tuple flag that occurs twice collects the values of both, so a swept field must not be among these words.
     own = {*OWN_FLAGS, *(f"config.{field}" for field in fields)}
     kept, rest = [], collections.deque(flags.FLAGS.read_flags_from_files(list(argv[1:])))
     while rest:
@@ -149,7 +150,7 @@ def same_config(new: dict[str, Any], old: dict[str, Any]) -> bool:
     for group, name in AUTOMATIC:
         new[group][name] = new[group][name] or old[group][name]
     now, then, default = map(configs.flat, (new, old, configs.get_config()))
-    then = {**default, **then}  # a field added after an old run had its default there
+    then = {**default, **then}  # an old run lacks newer fields, which had their defaults
     agrees = all(now[field] == then[field] for field in now if field.startswith(MORE_TO_DO))
     return agrees and not configs.differences(new, old)
 
@@ -173,7 +174,7 @@ def failure(point: Point) -> str:
     *said, last = lines or [""]
     if not last.startswith(END) or finished(point):
         return ""
-    is_silent = not said or said[-1].startswith("$ ")  # the command itself
+    is_silent = not said or said[-1].startswith("$ ")  # only the line with the command
     return last.removeprefix(END) + ("" if is_silent else f": {said[-1]}")
 
 
@@ -227,7 +228,7 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def write_summary(points: Sequence[Point]) -> str:
-    """Write sweep.txt, with failures below the table, and sweep.csv. Returns the text."""
+    """Write sweep.csv, and sweep.txt with failures below the table. Return the text."""
     rows, workdir = summary(points), points[0].folder.parent
     failed = [f"failed  {point.folder.name}  {failure(point)}  ({point.log})\n" for point in points if failure(point)]
     text = as_text(rows) + "".join(failed)
@@ -249,7 +250,7 @@ def start(point: Point, words: Sequence[str], *, worker: int = 0, workers: int =
     environment = {
         **os.environ,
         "PYTHONUNBUFFERED": "1",
-    }  # otherwise output may appear after the error that followed it
+    }  # otherwise output may appear after a later error
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         environment["CUDA_VISIBLE_DEVICES"] = devices(visible, worker, workers)
     command = child_command(words, point)
@@ -262,7 +263,7 @@ def start(point: Point, words: Sequence[str], *, worker: int = 0, workers: int =
 
 
 def finish(points: Sequence[Point], point: Point, code: int) -> None:
-    """Call after the process of a point has ended: note a failure in its log, and update the table."""
+    """Note a failure in the log of a point whose process has ended, and update the table."""
     if not finished(point):
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         with open(point.log, "a") as log:
@@ -271,7 +272,7 @@ def finish(points: Sequence[Point], point: Point, code: int) -> None:
 
 
 def stop(processes: Sequence[subprocess.Popen]) -> None:
-    """Terminate the processes and wait for their ends."""
+    """Terminate the processes and wait until they have ended."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -339,12 +340,12 @@ def main(
       ChildProcessError: at the end, if a point failed.
     """
     if slurm and executor != "slurm":
-        raise UserError(f"--sweep_slurm goes with --sweep_executor=slurm, not with {executor}")
+        raise UserError(f"--sweep_slurm needs --sweep_executor=slurm, not {executor}")
     grid = parse(text)
     points, words = make_points(config, grid, workdir), common_words(argv, grid)
     with lock(workdir, "--workdir", "sweep"):
         if executor == "slurm":
-            from exvae.sweeps.slurm import run as run_slurm  # here, because it imports this module
+            from exvae.sweeps.slurm import run as run_slurm  # here, because `slurm` imports this module
 
             run_slurm(points, words, workers, slurm, (config, grid, workdir))
         else:

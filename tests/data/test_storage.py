@@ -166,7 +166,7 @@ def test_full_disk_is_one_line_and_leaves_nothing(folder, cache):
 def test_unwritable_cache_is_one_line(folder, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXVAE_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); make room, or set EXVAE_CACHE_DIR"):
+    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); free space, or set EXVAE_CACHE_DIR"):
         load(folder, 0)
 
 

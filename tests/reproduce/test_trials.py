@@ -94,7 +94,7 @@ def test_nothing_is_lost_when_a_trial_cannot_be_added(tmp_path, own_page, capsys
     same_name = write_run(other / "run", **{"optim.ema": 0.5})
     capsys.readouterr()
     assert trials.main([str(same_name)]) == 2
-    assert "run.json is of another run" in capsys.readouterr().err
+    assert "run.json belongs to another run" in capsys.readouterr().err
     assert trials.main([str(good), str(same_name)]) == 2
     assert "have the same name" in capsys.readouterr().err and own_page.read_text() == before
     own_page.write_text("no mark")

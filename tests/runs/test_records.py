@@ -83,7 +83,7 @@ def test_other_settings_have_another_file(tmp_path):
 
 def test_second_writer_of_the_same_settings_is_refused(tmp_path):
     first = Records(tmp_path, SETTINGS)
-    with pytest.raises(UserError, match="another process is already doing the same"):
+    with pytest.raises(UserError, match="another process is already doing this task"):
         Records(tmp_path, SETTINGS)
     first.add([record(5)])
     first.close()

@@ -117,8 +117,8 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("localhost:1", 2, -1), "go together"),
-        (("", 2, 0), "go together"),
+        (("localhost:1", 2, -1), "must be given together"),
+        (("", 2, 0), "must be given together"),
         (("localhost:1", 2, 2), "--process_id=2 must lie in 0..1"),
         (("localhost", 2, 1), "must be HOST:PORT"),
     ],
@@ -144,5 +144,5 @@ def test_an_unreachable_coordinator_is_one_line_after_a_bounded_time(tmp_path):
         code, _, err = outcome(start(*command, devices=1), seconds=60)
     finally:
         del os.environ["EXVAE_CONNECT_SECONDS"]
-    assert code == 2 and err.startswith("error: --distributed: not all processes met") and "within 2 s" in err, err
+    assert code == 2 and err.startswith("error: --distributed: not all processes") and "within 2 s" in err, err
     assert "Traceback" not in err and not (tmp_path / "run").exists()

@@ -145,7 +145,7 @@ def test_folder_names_are_safe_and_distinct(tmp_path):
         (["--sweep=seed=0,-1"], "config.seed=-1 must be at least 0"),
         (["--sweep=seed=0", "--sweep_workers=0"], "--sweep_workers=0"),
         (["--sweep=seed=0", "--sweep_executor=slrm"], "should be one of"),
-        (["--sweep=seed=0", "--sweep_slurm=partition=gpu"], "goes with --sweep_executor=slurm, not with local"),
+        (["--sweep=seed=0", "--sweep_slurm=partition=gpu"], "needs --sweep_executor=slurm, not local"),
         (["--sweep=seed=0", "--sweep_executor=slurm", "--sweep_slurm=gpu"], "must be NAME=VALUE"),
         (["--sweep=seed=0", "--task=evaluate"], "--sweep goes with --task=train, not with evaluate"),
         (["--sweep=seed=0", "--distributed"], "without --distributed and without --out"),

@@ -16,15 +16,15 @@ from exvae.errors import UserError
 
 COUNTS = {"train": 162_770, "valid": 19_867, "test": 19_962}  # the official splits, by number and in this order
 SHAPE = (64, 64, 3)
-_CROPS = {(178, 218): 140, (89, 109): 70}  # side of the square in the middle
+_CROPS = {(178, 218): 140, (89, 109): 70}  # size of the image -> side of its middle square
 _NUMBERED = re.compile(r"\d{6}\.jpg")
 _MODE, _SETTINGS = "RGB", ("middle", 140, 178, 218)
 
 
 def read(folder: Path, name: str) -> dict[str, Split[Undecoded]]:
-    """The numbered jpgs of a zip file or folder in `folder`, undecoded.
+    """Find the numbered jpgs in `folder`, as files, in a subfolder or in a zip file. They are decoded later.
 
-    If several have numbered jpgs, the one with most of them is used: a zip file often lies beside its contents.
+    If there are several such places, the one with the most jpgs is used: a zip file often lies beside its contents.
 
     Returns:
       The official splits if all jpgs are there, else `{"all"}`.
@@ -49,7 +49,7 @@ def read(folder: Path, name: str) -> dict[str, Split[Undecoded]]:
 def from_shards(
     where: Path, shards: dict[str, list[tuple[Path, int]]], read_shard: Callable[[Path], list[bytes]]
 ) -> dict[str, Split[Undecoded]]:
-    """The splits of a copy whose files hold many jpgs each, undecoded and in the stored order.
+    """Make the splits from files that hold many jpgs each, in the stored order. The jpgs are decoded later.
 
     Args:
       where: the folder, for messages.
@@ -82,14 +82,14 @@ def from_shards(
 
 
 def crop(where: str, image: Image.Image) -> Image.Image:
-    """The middle square at 64x64, antialiased. It may begin at half a pixel, so both sizes show the same part."""
+    """Resize the middle square to 64x64, antialiased. It may start at half a pixel: both sizes show the same part."""
     side = _CROPS.get(image.size)
     if side is None:
         sizes = " or ".join(f"{width}x{height}" for width, height in _CROPS)
         raise UserError(f"{where}: {image.width}x{image.height} pixels, but aligned images of CelebA have {sizes}")
     left, top = (image.width - side) / 2, (image.height - side) / 2
     x, y = math.floor(left), math.floor(top)
-    image = image.crop((x, y, math.ceil(left + side), math.ceil(top + side)))  # the filter must not see pixels outside
+    image = image.crop((x, y, math.ceil(left + side), math.ceil(top + side)))  # the filter must not use pixels outside
     box = (left - x, top - y, left - x + side, top - y + side)
     return image.resize(SHAPE[:2], Image.Resampling.BICUBIC, box=box)
 

@@ -42,7 +42,7 @@ def undecoded(
     settings: tuple[str | int, ...],
     image_shape: tuple[int, ...] | None = None,
 ) -> Undecoded:
-    """The images with these names, to be decoded later.
+    """Return the images with these names. They are decoded later.
 
     Args:
       path: the folder or zip file.
@@ -78,11 +78,11 @@ def undecoded(
 
 
 def decode(where: str, contents: bytes, mode: str, transform: Callable[[str, Image.Image], Image.Image]) -> np.ndarray:
-    """One image as (H, W, C) bytes."""
+    """Decode one image to (H, W, C) bytes."""
     with _named(where), Image.open(io.BytesIO(contents)) as opened:
         if opened.mode[0] in "IF":  # PIL would clip these to 0..255 instead of scaling them
             raise UserError(f"{where}: more than 8 bits a pixel (mode {opened.mode}); convert it to 8 bits")
-        image = transform(where, ImageOps.exif_transpose(opened).convert(mode))  # photographs store their orientation
+        image = transform(where, ImageOps.exif_transpose(opened).convert(mode))  # photographs may store a rotation
         return np.asarray(image).reshape(image.height, image.width, -1)
 
 
@@ -92,7 +92,7 @@ def file_states(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
     for path in paths:
         with _named(str(path)):
             status = path.stat()
-        # The time of a folder also changes with files that are not images, so it does not count.
+        # The time of a folder is ignored, because it also changes with files that are not images.
         states.append((str(path.absolute()), *((0, 0) if path.is_dir() else (status.st_size, status.st_mtime_ns))))
     return states
 
@@ -127,7 +127,7 @@ def _is_image(name: str) -> bool:
 
 @contextlib.contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Turn any error about a broken file into a UserError of one line with the name of the file."""
+    """Turn any error about a broken file into a one-line UserError with the name of the file."""
     try:
         yield
     except UserError:

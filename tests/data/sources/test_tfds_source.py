@@ -235,7 +235,7 @@ def test_read_celeba_gives_the_three_splits(face_copy, tmp_path):
 
 def test_read_celeba_damaged_copy_names_the_folder(face_copy, tmp_path):
     damage_records(face_copy)
-    with pytest.raises(UserError, match=f"TFDS copy at {face_copy} is damaged, [^\n]*$"):
+    with pytest.raises(UserError, match=f"TFDS copy at {face_copy} is damaged; [^\n]*$"):
         storage.decode(tfds_source.read("celeba", str(tmp_path)), memory_mib=1)
 
 
