@@ -108,11 +108,16 @@ def _save(manager: ocp.CheckpointManager, step: int, tree: PyTree, meta: Meta) -
         return
     _check_space(manager, tree)
     # Save a copy: the next training step overwrites the buffers while orbax is still writing.
-    tree = jax.tree.map(jnp.copy, tree)
+    tree = _copy(tree)
     args = ocp.args.Composite(state=ocp.args.StandardSave(tree), meta=ocp.args.JsonSave(meta))
     with _plain_errors():
         if not manager.save(step, args=args):
             raise ValueError(f"{manager.directory} holds a later step than {step}: does it belong to another run?")
+
+
+@jax.jit  # one compilation instead of one per shape
+def _copy(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.copy, tree)
 
 
 def _check_space(manager: ocp.CheckpointManager, tree: PyTree) -> None:

@@ -41,14 +41,14 @@ def _around(
     model: nn.Module,
     prior: Prior,
     params: dict,
-    x: Float[Array, "B H W C"],
+    x: Real[Array, "B H W C"],
     *,
     temperature: Float[Array, ""] | float,
     draw: bool,
 ) -> Float[Array, "B H W C"]:
     """z ~ r(z|x), Eq. (7), then p(x|z)."""
     key_z, key_x = jax.random.split(key)
-    q = models.apply(model, params, x, method="encode")
+    q = models.apply(model, params, to_unit(x) if x.dtype == np.uint8 else x, method="encode")
     return decode(key_x, model, params, sample_normal(key_z, prior.transition(params["prior"], q), temperature), draw)
 
 
@@ -148,7 +148,6 @@ def around(
     prior = run.prior
 
     def draw_batch(start: int, x: Array) -> Array:
-        x = to_unit(x) if x.dtype == np.uint8 else x
         part = jax.random.fold_in(key, start)
         return _around(part, run.model, prior, run.params, x, temperature=temperature, draw=draw)
 
