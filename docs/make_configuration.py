@@ -86,8 +86,7 @@ NOTES = {
     "retrieval.leaves_searched": "Enough leaves hold three times the candidates.",
     "retrieval.reorder": "With codes, five times the candidates are scored exactly.",
     "objective.samples": "An even number comes in pairs with opposite noise.",
-    "optim.estimator": "`stl` (sticking the landing) has no gradient through the parameters of q there: the same mean "
-    "and less variance.",
+    "optim.estimator": "`stl` is short for sticking the landing. It has the same mean and less variance.",
     "optim.ema": "It averages every eighth step, with a smaller decay at first. The average is also kept as the best "
     "and evaluated.",
     "optim.weight_decay": "As in AdamW.",

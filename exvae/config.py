@@ -19,7 +19,7 @@ from exvae.priors import PRIORS
 from exvae.retrieval.index import INDEXES
 
 PARZEN = "parzen"  # the architecture name of the baseline in pixel space (`exvae/evaluation/pixels.py`)
-TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups that only tasks after training read
+TASK_GROUPS = ("eval", "generate", "represent", "augment")  # options of tasks; they do not affect training
 # Fields that may change when a run resumes: they do not affect the steps that were already taken.
 FREE_ON_RESUME = (
     "data.dir",
@@ -36,9 +36,9 @@ FREE_ON_RESUME = (
 def get_config() -> ConfigDict:
     """The paper's settings for MNIST and the dense VAE. Each file in `experiments/` changes a few fields.
 
-    Special values follow one convention. 0 means that the field leaves the matter open: a size is worked out from the
-    data or the machine, a limit does not limit, a period never comes. Where 0 is a value of its own (a class label, the
-    codes of ScaNN), -1 switches off. An empty tuple or string means "not given".
+    Some fields have special values. 0 means "automatic" for a size, "no limit" for a limit and "never" for a period.
+    -1 means "none" or "any" where 0 already has a meaning (a class label, the codes of ScaNN). An empty tuple or string
+    means "not given".
     """
     config = ConfigDict()
     config.seed = 0  # seed of the initialisation, the shuffles and all other random numbers
@@ -46,12 +46,12 @@ def get_config() -> ConfigDict:
     config.data = data = ConfigDict()
     data.name = "mnist_5k"  # a named data set, npz:PATH or images:PATH
     data.dir = ""  # folder with the data files; '': EXVAE_DATA_DIR, then the other places (docs/data.md)
-    data.split_seed = 0  # seed of the shuffle before a split; not `seed`, so runs with different seeds share a split
+    data.split_seed = 0  # seed of the shuffle before a split; separate from `seed`, so all seeds share a split
     data.image_size = 28  # images:PATH: height and width to resize to; 0: keep the size
     data.colour = False  # images:PATH: keep three channels
     data.num_images = 10_000  # glyphs: number of images to draw
     data.device_mib = 0.0  # training images larger than this stay on the host; 0: a quarter of a device's memory
-    data.memory_mib = 1024  # decoded images (images:PATH, celeba) larger than this are mapped from the cache folder
+    data.memory_mib = 1024  # decoded images (images:PATH, celeba) larger than this are memory-mapped files
 
     config.model = model = ConfigDict()
     model.architecture = "vae"  # `parzen` is a Parzen window on pixels, without a network
@@ -76,7 +76,7 @@ def get_config() -> ConfigDict:
     retrieval.rebuild_steps = 0  # scann: steps between two builds of the index; 0: N / 400, at least 500
     retrieval.leaves = 0  # scann: leaves of the tree; 0: sqrt(N), and no tree below 10,000 exemplars
     retrieval.leaves_searched = 0  # scann: leaves that a query searches; 0: 25, or enough for the candidates
-    retrieval.reorder = 0  # scann: rows scored exactly after 4-bit codes; 0: codes if N >= 500,000; -1: no codes
+    retrieval.reorder = 0  # scann: rows scored again after 4-bit codes; 0: codes if N >= 500,000; -1: no codes
     retrieval.min_recall = 0.9  # scann: warn if the index finds a smaller fraction of the K nearest; 0: never
 
     config.objective = objective = ConfigDict()
@@ -88,9 +88,9 @@ def get_config() -> ConfigDict:
     optim.rise_steps = 1000  # cosine: steps of the linear rise to the peak
     optim.floor = 0.02  # cosine: last rate as a fraction of the peak
     optim.normalise_gradients = True  # scale each tensor's gradient to unit norm before Adam
-    optim.estimator = "plain"  # plain: the whole gradient of the ELBO (the paper); stl: none through q in log q(z|x)
-    optim.ema = 0.0  # decay of an average of the parameters, which is validated and used instead; 0: no average
-    optim.weight_decay = 0.0  # fraction by which a step of rate 1 shrinks the networks' matrices and kernels
+    optim.estimator = "plain"  # plain: full gradient (paper); stl: none through the parameters of q in log q(z|x)
+    optim.ema = 0.0  # decay of the moving average of the parameters, which is validated and used; 0: no average
+    optim.weight_decay = 0.0  # a step multiplies the networks' matrices and kernels by 1 - rate * weight_decay
     optim.kl_warmup_epochs = 100  # epochs over which the weight of the KL rises linearly to 1
 
     config.train = train = ConfigDict()
@@ -105,7 +105,7 @@ def get_config() -> ConfigDict:
     evaluation.iwae_samples = 5000  # S, the importance samples for the log-likelihood of an image
     evaluation.num_images = 0  # number of test images for the log-likelihood, drawn at random; 0: all
     evaluation.candidates = 1000  # pruned: number of exemplars to use, the nearest to the posterior mean
-    evaluation.audit = 16  # pruned: samples of an image that are scored against all exemplars
+    evaluation.audit = 16  # pruned: samples of each image that are scored against all exemplars
     evaluation.tolerance = 1e-3  # pruned: error in nats above which the candidates of an image are doubled
     evaluation.exemplars = "train"  # the exemplars of the prior, in every task
 
@@ -122,7 +122,7 @@ def get_config() -> ConfigDict:
     config.represent = represent = ConfigDict()
     represent.tsne_images = 10_000  # largest number of test images in the t-SNE plot; 0: no plot
     represent.explain = ()  # indices of the test images to explain by their exemplars; (): eight of them
-    represent.memorisation_images = 1000  # samples, and held-out images, to compare with the training images
+    represent.memorisation_images = 1000  # number of samples, and of held-out images, to compare with training images
 
     config.augment = augment = ConfigDict()
     augment.lambdas = (1.0, 0.4)  # weights of real images in the loss, each with its own networks; 1: no augmentation
@@ -133,12 +133,12 @@ def get_config() -> ConfigDict:
     augment.batch_size = 100  # real images in a step, and as many generated ones
     augment.learning_rate = 0.1  # rate of SGD with momentum 0.9; falls linearly to 1 %
     augment.label_smoothing = 0.1  # probability that is spread over all classes
-    augment.compare = ""  # pattern for the folders of other runs to include in the plot over lambda; '': none
+    augment.compare = ""  # glob pattern of the folders of other runs to plot as well; '': none
     return config
 
 
 def nearest_name(word: str, allowed: list[str] | tuple[str, ...]) -> str:
-    """'; did you mean ...?' for a misspelt name, or '' if no name is close."""
+    """Return '; did you mean ...?' for a misspelt name, or '' if no name is close."""
     close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -165,7 +165,7 @@ def _numbers(field: str, values: tuple[Any, ...], kind: type, low: float, high: 
 
 
 def validate(config: ConfigDict) -> None:
-    """Check everything that can be checked before the data is read.
+    """Check everything that can be checked before the data are read.
 
     Raises:
       UserError: a value is not allowed.
@@ -215,7 +215,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def resolve(config: ConfigDict, num_train: int) -> ConfigDict:
-    """A copy in which the values that depend on the size of the training set are filled in and checked."""
+    """Return a copy with the values that depend on the size of the training set filled in, and check them."""
     config = copy.deepcopy(config)
     if config.train.batch_size > num_train:
         raise UserError(f"config.train.batch_size={config.train.batch_size} exceeds the {num_train} training images")
@@ -227,17 +227,17 @@ def resolve(config: ConfigDict, num_train: int) -> ConfigDict:
         k = config.retrieval.num_neighbours
         if config.retrieval.search != "none" and k > m:
             raise UserError(f"config.retrieval.num_neighbours={k} must lie in 1..{m} (config.prior.num_exemplars)")
-    # A build must fit in this time: on two cores, a million rows take as long as a few hundred steps.
+    # The index must be built in this time. On two cores, a build of a million rows takes a few hundred steps.
     config.retrieval.rebuild_steps = config.retrieval.rebuild_steps or max(500, num_train // 400)
     return config
 
 
 def differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
-    """The fields that make a run another run, as 'train.batch_size: 100 here, 50 in the run'."""
+    """Return the fields that prevent a run from resuming, such as 'train.batch_size: 100 here, 50 in the run'."""
     free = set(FREE_ON_RESUME)
     if new["optim"]["schedule"] == "cosine":
         free.remove("train.epochs")  # the learning rate of every step depends on it
-    a, b = flat(new), {**flat(get_config()), **flat(old)}  # a field added after an old run had its default there
+    a, b = flat(new), {**flat(get_config()), **flat(old)}  # a run older than a field had its default
     fields = [f for f in sorted(a.keys() | b.keys()) if not any(fnmatch.fnmatch(f, pattern) for pattern in free)]
     return _differing(a, b, fields)
 
@@ -251,7 +251,7 @@ def _differing(new: dict[str, Any], old: dict[str, Any], fields: list[str]) -> l
 
 
 def stored(fields: dict[str, Any], workdir: Path) -> ConfigDict:
-    """The config of a run from its config.json. Options of tasks are not part of a run and have their defaults."""
+    """Return the config of a run from its config.json. Task options are not part of a run: they have their defaults."""
     config = get_config()
     known = [field for field in flat(config) if field.split(".")[0] not in TASK_GROUPS]
     found = flat(fields)
@@ -265,12 +265,12 @@ def stored(fields: dict[str, Any], workdir: Path) -> ConfigDict:
 
 
 def of_run(command: ConfigDict, fields: dict[str, Any], workdir: Path) -> ConfigDict:
-    """The config of a trained run, with the options of tasks and the `data.dir` of the command line.
+    """Return the config of a trained run, with the task options and the `data.dir` of the command line.
 
-    The command line does not have to repeat how the run was trained.
+    All other fields come from the run, so the command line need not repeat them.
 
     Raises:
-      UserError: the command line names another model or another data set than the run's.
+      UserError: the model, the prior or the data set of the command line is not that of the run.
     """
     named = [f"model.{name}" for name in command.model] + ["prior.name", "data.name"]
     config = stored(fields, workdir)
@@ -283,7 +283,7 @@ def of_run(command: ConfigDict, fields: dict[str, Any], workdir: Path) -> Config
 
 
 def flat(config: ConfigDict | dict[str, Any]) -> dict[str, Any]:
-    """{'train': {'epochs': 3}} as {'train.epochs': 3}."""
+    """Flatten {'train': {'epochs': 3}} to {'train.epochs': 3}."""
     return flatten_dict(config.to_dict() if isinstance(config, ConfigDict) else config, sep=".")
 
 
@@ -291,7 +291,7 @@ _flat = flat  # the name that docs/make_configuration.py still uses
 
 
 def field_names() -> list[str]:
-    """Every field as typed on the command line: 'config.train.epochs'."""
+    """Return every field as typed on the command line: 'config.train.epochs'."""
     return [f"config.{field}" for field in flat(get_config())]
 
 
