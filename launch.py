@@ -32,7 +32,7 @@ CONFIG = config_flags.DEFINE_config_file("config", None, "experiment file, with 
 WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run; default: runs/<name of the experiment>")
 TASK = flags.DEFINE_enum("task", "train", ["train", *TASKS, *TASKS_WITH_OUT], "what to do")
 DISTRIBUTED = flags.DEFINE_bool("distributed", False, "this is one of several processes that train one run together")
-COORDINATOR = flags.DEFINE_string("coordinator", "", "distributed: HOST:PORT of process 0; '': from SLURM or the pod")
+COORDINATOR = flags.DEFINE_string("coordinator", "", "distributed: HOST:PORT of process 0; '': set by SLURM or a pod")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", -1, "distributed: number of processes")
 PROCESS_ID = flags.DEFINE_integer("process_id", -1, "distributed: number of this process, from 0")
 OUT = flags.DEFINE_string("out", "", f"{', '.join(TASKS_WITH_OUT)}: FILE.npz, or a folder for single PNGs")
@@ -40,17 +40,17 @@ SWEEP_OPTIONS = ("workers", "executor", "slurm")
 SWEEP = flags.DEFINE_string("sweep", "", "grid of runs: 'seed=0,1,2;optim.learning_rate=1e-3,5e-4'")
 SWEEP_WORKERS = flags.DEFINE_integer("sweep_workers", 1, "sweep: points that run at the same time", lower_bound=1)
 SWEEP_EXECUTOR = flags.DEFINE_enum("sweep_executor", "local", ["local", "slurm"], "sweep: where points run")
-SWEEP_SLURM = flags.DEFINE_string("sweep_slurm", "", "sweep: 'partition=gpu;timeout_min=600', parameters of submitit")
+SWEEP_SLURM = flags.DEFINE_string("sweep_slurm", "", "sweep: parameters of submitit: 'partition=gpu;timeout_min=600'")
 
 
 def experiment() -> tuple[str, str]:
-    """The file and the arguments of a --config such as 'experiments/mnist_vae.py:prior=vamp'."""
+    """Return the file and the arguments of a --config such as 'experiments/mnist_vae.py:prior=vamp'."""
     path, _, arguments = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     return path, arguments
 
 
 def default_workdir() -> str:
-    """runs/mnist_vae, or runs/mnist_vae-prior=vamp if there are arguments: each baseline has its own folder."""
+    """Return runs/mnist_vae, or runs/mnist_vae-prior=vamp if there are arguments: each baseline has its own folder."""
     path, arguments = experiment()
     return f"runs/{Path(path).stem}" + (f"-{arguments}" if arguments else "")
 
@@ -62,23 +62,23 @@ def parse(argv: list[str]) -> None:
     try:
         rest = flags.FLAGS(argv)[1:]
     except flags.Error as error:
-        # An error in an experiment file comes as the text of a traceback, with its message at the end.
+        # For an error in an experiment file, the text is a traceback. Its message is at the end.
         raise UserError(str(error).rpartition("UserError: ")[2]) from error
     if CONFIG.value is None:
-        raise UserError("which experiment? --config=experiments/quickstart.py, or another file of that folder")
+        raise UserError("no experiment given: use --config=experiments/quickstart.py or another file of that folder")
     path = Path(experiment()[0])
     if not path.is_file():
         experiments = [str(file) for file in path.parent.glob("*.py")]
         raise UserError(f"--config={path}: no such file{configs.nearest_name(str(path), experiments)}")
     if rest:
-        raise UserError(f"what is {rest[0]!r}? Options begin with --")
+        raise UserError(f"unexpected argument {rest[0]!r}: options begin with --")
 
 
 def join_processes() -> None:
     """With --distributed, connect to the other processes. Only the first process prints."""
     if not DISTRIBUTED.value:
         if COORDINATOR.value or NUM_PROCESSES.value >= 0 or PROCESS_ID.value >= 0:
-            raise UserError("--coordinator, --num_processes and --process_id go with --distributed")
+            raise UserError("--coordinator, --num_processes and --process_id need --distributed")
         return
     if TASK.value not in ("train", "evaluate"):
         raise UserError(f"--distributed goes with --task=train or evaluate, not with {TASK.value}")
@@ -105,9 +105,9 @@ def perform(task: str, config: ConfigDict, workdir: Path, out: str) -> None:
 
 
 def is_sweep() -> bool:
-    """Whether the command line has --sweep."""
+    """Return whether the command line has --sweep."""
     if not flags.FLAGS["sweep"].present and any(flags.FLAGS[f"sweep_{name}"].present for name in SWEEP_OPTIONS):
-        raise UserError(f"--sweep_{', --sweep_'.join(SWEEP_OPTIONS)} go with --sweep")
+        raise UserError(f"--sweep_{', --sweep_'.join(SWEEP_OPTIONS)} need --sweep")
     return bool(flags.FLAGS["sweep"].present)
 
 
@@ -116,7 +116,7 @@ def run_sweep(argv: list[str]) -> None:
     if TASK.value != "train":
         raise UserError(f"--sweep goes with --task=train, not with {TASK.value}")
     if DISTRIBUTED.value or OUT.value:
-        raise UserError("--sweep goes without --distributed and without --out")
+        raise UserError("--sweep cannot be combined with --distributed or --out")
     workdir = Path(WORKDIR.value or f"{default_workdir()}-sweep")
     workers, executor, slurm = SWEEP_WORKERS.value, SWEEP_EXECUTOR.value, SWEEP_SLURM.value
     sweep.main(CONFIG.value, workdir, argv, SWEEP.value, workers=workers, executor=executor, slurm=slurm)
@@ -156,8 +156,8 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         code = 1
-    # Exit at once: on a full disk, background writers would print tracebacks at exit. With several processes, a failed
-    # one would wait for the others.
+    # Exit at once. A normal exit would print tracebacks of background writers if the disk is full. With several
+    # processes, a failed one would wait for the others.
     if code == 1 or (code and jax.distributed.is_initialized()):
         sys.stdout.flush()
         os._exit(code)

@@ -1,4 +1,4 @@
-"""Exemplar VAEs in JAX: `exvae.load("runs/x")` gives a trained model."""
+"""Exemplar VAEs in JAX: `exvae.load("runs/x")` returns a trained model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def load(workdir: str | Path, *, data_dir: str = "") -> Run:
       workdir: the folder of the run.
       data_dir: the folder of its data files, if they have moved since training.
     """
-    from exvae import run  # here, so `import exvae` is fast
+    from exvae import run  # imported here, so that `import exvae` is fast
 
     return run.load(workdir, data_dir=data_dir)

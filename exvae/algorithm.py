@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper's supplement: one step of training. Start reading here.
+"""Algorithm 1 of the paper's supplement: one training step. Start reading here.
 
 Sizes: B images in a batch, S codes (one or more for each image), N exemplars, M drawn exemplars, K neighbours of an
 image, U exemplar slots in a step, D latent dimensions.
@@ -31,7 +31,7 @@ from exvae.state import TrainState, learned, step_key
 
 
 class Problem(NamedTuple):
-    """What all steps of a run share."""
+    """The settings and objects that all steps of a run share."""
 
     config: ConfigDict
     model: nn.Module
@@ -44,25 +44,25 @@ class Problem(NamedTuple):
 class Batch(Record):
     """The input of one step. Everything but `store` is split over the devices.
 
-    If the training images fit on the devices, `store` holds them. Otherwise `images` and `chosen_images` hold those
-    that this step needs.
+    If the training images fit on the devices, `store` holds them. Otherwise `images` and `chosen_images` hold the
+    images of this step.
     """
 
-    index: Int[Array, " B"]  # numbers of the batch's images
-    chosen: Int[Array, " U"] | None = None  # exemplars that the host chose (`choose_on_host`)
+    index: Int[Array, " B"]  # indices of the batch's images in the training set
+    chosen: Int[Array, " U"] | None = None  # indices of exemplars that the host chose (`choose_on_host`)
     store: UInt8[Array, "N H W C"] | None = None  # all training images
     images: UInt8[Array, "B H W C"] | None = None  # the images of the batch
     chosen_images: UInt8[Array, "U H W C"] | None = None  # the images of the chosen exemplars
 
     def own_images(self) -> UInt8[Array, "B H W C"]:
-        """The images of the batch."""
+        """Return the images of the batch."""
         if self.store is not None:
             return self.store[self.index]
         assert self.images is not None, "a batch without a store needs its images"
         return self.images
 
     def exemplars(self, slots: Int[Array, " U"]) -> tuple[UInt8[Array, "_ H W C"], Int[Array, " U"] | None]:
-        """Images, and for each slot the number of its image; None if image u belongs to slot u."""
+        """Return images, and for each slot the row of its image. None means that slot u has row u."""
         if self.store is not None:
             return self.store, slots
         assert self.chosen_images is not None, "a batch without a store needs the images of its exemplars"
@@ -70,7 +70,7 @@ class Batch(Record):
 
 
 class Info(NamedTuple):
-    """What a step computes besides the new state."""
+    """The results of a step besides the new state."""
 
     elbo: Elbo
     loss: Float[Array, ""]
@@ -79,15 +79,15 @@ class Info(NamedTuple):
 
 
 def algorithm_1(problem: Problem, state: TrainState, batch: Batch) -> tuple[TrainState, Info]:
-    """One step of training: the loop body of Algorithm 1, line by line, for a batch of images.
+    """Take one training step: the loop body of Algorithm 1, line by line, for a batch of images.
 
-    With retrieval.search = none, all M drawn exemplars take the place of the neighbours and there is no table. A prior
-    without exemplars skips lines 1, 4, 5 and 9.
+    With retrieval.search = none, all M drawn exemplars replace the neighbours, and there is no table for line 9. A
+    prior without exemplars skips lines 1, 4, 5 and 9.
     """
     config, model, mesh = problem.config, problem.model, problem.mesh
     prior, samples, draw = PRIORS[config.prior.name], config.objective.samples, None
 
-    # 1. Draw M of the N exemplars (O2, Eq. 11).
+    # 1. Draw M of the N exemplars (O2, Eq. (11)).
     if prior.USES_EXEMPLARS:
         draw = draw_exemplars(state.key, state.step, problem.num_train, config.prior.num_exemplars)
 
@@ -100,14 +100,14 @@ def algorithm_1(problem: Problem, state: TrainState, batch: Batch) -> tuple[Trai
             # 4. Find the neighbours of mu(x) in the table: the K nearest drawn exemplars, without x itself (O1, O3).
             queries = terms.q.mean[::samples]
             slots = choose(config, mesh, draw, batch.index, chosen=batch.chosen, queries=queries, table=state.table)
-            # 5. Encode them to mu(x_j), with gradients: the prior shares the encoder (Eq. 7).
+            # 5. Encode them to mu(x_j), with gradients: the prior shares the encoder, Eq. (7).
             kept = config.prior.activation_mib * 2**20
             means = encode_split(mesh, model, params, *batch.exemplars(slots.index), activation_bytes=kept)
             rows = slots.repeat(samples)
             exemplars = Exemplars(means, rows.index, rows.count, rows.leave_out, rows.neighbours)
-        # 6. Score z against them: log p(z) of Eq. 10, 11 and 12, or of another prior.
+        # 6. Compute log p(z) with these exemplars, Eq. (10), (11) and (12), or under another prior.
         log_pz = prior.training_log_prob(params["prior"], encoder(model, params), terms.z, exemplars, mesh)
-        # 7. Compute the ELBO (Eq. 5). During the warm-up the objective weights the KL by beta < 1.
+        # 7. Compute the ELBO, Eq. (5). During the warm-up the objective weights the KL by beta < 1.
         elbo = elbo_of(terms, log_pz)
         beta = kl_weight(state.step, problem.steps_per_epoch, config.optim.kl_warmup_epochs)
         return -jnp.mean(elbo.reconstruction - beta * elbo.kl), (terms, elbo, exemplars, statistics)
@@ -118,7 +118,9 @@ def algorithm_1(problem: Problem, state: TrainState, batch: Batch) -> tuple[Trai
     updates, opt_state = problem.optimizer.update(grads, state.opt_state, old)
     params = {**optax.apply_updates(old, updates), **statistics}
 
-    # 9. Write mu(x) into the table, then mu(x_j). For an image in both, mu(x_j) remains: it is from unbinarized pixels.
+    # 9. Write mu(x) to the table, then mu(x_j). If an image is in both, mu(x_j) stays.
+    # Differs from the paper: mu(x) is that of line 2, from binarized pixels and with the batch's own statistics. It
+    # costs nothing, and the table only serves the search.
     # Differs from the authors' code: the batch's means are written after the search. The code writes them before it.
     table = state.table
     if table is not None and exemplars is not None:
@@ -129,10 +131,10 @@ def algorithm_1(problem: Problem, state: TrainState, batch: Batch) -> tuple[Trai
 
 
 def training_terms(key: Array, config: ConfigDict, model: nn.Module, params: dict, batch: Batch) -> tuple[Terms, dict]:
-    """The networks' terms of the ELBO, and the new running statistics.
+    """Compute the networks' terms of the ELBO, and the new running statistics.
 
-    A Bernoulli model gets pixels that are binarized afresh in each step. Rows i * samples to (i + 1) * samples - 1
-    belong to image i, where `samples` is objective.samples.
+    For a Bernoulli model, each step binarizes the pixels anew. Image i has the rows i * samples to
+    (i + 1) * samples - 1, where `samples` is objective.samples.
     """
     key_x, key_z, key_dropout = jax.random.split(key, 3)
     images = batch.own_images()

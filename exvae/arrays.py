@@ -1,4 +1,4 @@
-"""The array type of the signatures, and the base of records of arrays."""
+"""The array type of the signatures, and the base class of records of arrays."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ else:
 class Record(struct.PyTreeNode):
     """A frozen dataclass that is a JAX pytree.
 
-    Unlike a NamedTuple it can have fields `index` and `count`. JAX also builds records of shapes or shardings, so the
-    types of the fields are not checked while tests run.
+    Unlike a NamedTuple, it may have fields called `index` and `count`. JAX also builds records of shapes or shardings,
+    so the tests do not check the types of the fields.
     """
 
     __no_type_check__ = True

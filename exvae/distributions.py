@@ -12,9 +12,9 @@ from jaxtyping import Float, UInt8
 from exvae.arrays import Array
 
 LOG_2PI = math.log(2.0 * math.pi)
-HALVINGS = 4  # how often `log_bernoulli` halves a row of pixels
-LEVELS = 256  # values of a pixel
-# Range of a logistic's log-scale. At the low end all mass is in one level, at the high end in the two outer levels.
+HALVINGS = 4  # number of times that `log_bernoulli` halves a row of pixels
+LEVELS = 256  # number of values of a pixel
+# Range of a logistic's log-scale. At the low end one level has all the mass, at the high end the two outer levels.
 LOG_SCALE_RANGE = (-10.0, 10.0)
 
 
@@ -63,9 +63,9 @@ def log_bernoulli(x: Float[Array, "B ..."], logits: Float[Array, "B ..."]) -> Fl
     """log Bernoulli(x | sigmoid(logits)) = sum [x * logits - log(1 + exp(logits))], stable for any logit.
 
     The second term is log(1 + exp(l)) = max(l, 0) + log(1 + e) with e = exp(-|l|). Logarithms are slower than the
-    decoder's matrix products, so one logarithm is taken of a product of 2^HALVINGS factors 1 + e. Each factor is at
-    most 2. The code tracks the product minus one, (1 + a)(1 + b) - 1 = a + b + ab, because adding a small e to 1 would
-    round it away.
+    decoder's matrix products, so the code takes one logarithm of each product of 2^HALVINGS factors 1 + e. A factor is
+    at most 2, so the product cannot overflow. The code tracks the product minus one, (1 + a)(1 + b) - 1 = a + b + ab,
+    because adding a small e to 1 would round it away.
     """
     # Differs from the authors' code: probabilities are not clipped to [1e-5, 1 - 1e-5]. Logits need no clipping.
     x, logits = (a.reshape(a.shape[0], -1) for a in (x, logits))
@@ -110,13 +110,13 @@ def log_discretized_logistic(
 def logistic_level(
     u: Float[Array, "#B ... C"], mean: Float[Array, "B ... C"], log_scale: Float[Array, " C"]
 ) -> Float[Array, "B ... C"]:
-    """The pixel value whose bin contains the u-quantile of the logistic."""
+    """Return the pixel value whose bin contains the u-quantile of the logistic."""
     value = mean + jnp.exp(jnp.clip(log_scale, *LOG_SCALE_RANGE)) * jax.scipy.special.logit(u)
     return jnp.clip(jnp.floor(LEVELS * value), 0, LEVELS - 1) / (LEVELS - 1)
 
 
 def to_unit(images: UInt8[Array, "B ..."]) -> Float[Array, "B ..."]:
-    """Bytes 0..255 to float32 0..1."""
+    """Convert bytes 0..255 to float32 0..1."""
     return images.astype(jnp.float32) * (1.0 / 255.0)
 
 

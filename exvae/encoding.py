@@ -1,4 +1,4 @@
-"""Encoding many images in blocks: their posteriors and latent means."""
+"""Encoding of many images, in blocks, to posteriors or latent means."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def encode_means(
     activation_bytes: float = float("inf"),
     block: int | None = None,
 ) -> Float[Array, "U D"]:
-    """mu(x_j) for j in `index`, differentiable in params.
+    """Encode the images `index` to their latent means mu(x_j), differentiable in params.
 
-    Memory is bounded independently of U. The backward pass stores the matrix products of the dense layers for as many
-    blocks as fit into `activation_bytes`. For the other blocks, and for convolutions on a CPU, it repeats the forward
-    pass.
+    Activations take bounded memory for any U. The results of matrix products are stored for the backward pass, in as
+    many blocks as fit into `activation_bytes`. The backward pass computes everything else again, also convolutions on a
+    CPU.
 
     Args:
-      index: numbers of the images to encode.
-      activation_bytes: memory for stored products.
+      index: rows of `images` to encode.
+      activation_bytes: memory for stored results.
       block: images encoded at a time. The default is BLOCK.
     """
 
@@ -71,7 +71,7 @@ def encode_split(
     activation_bytes: float = float("inf"),
     block: int | None = None,
 ) -> Float[Array, "U D"]:
-    """`encode_means`, split over the devices. U must be a multiple of their number.
+    """Run `encode_means` on all devices, each for its part of U. U must be a multiple of their number.
 
     Args:
       images: the images that `index` selects from, on every device. If `index` is None, the U images themselves, split
@@ -88,7 +88,7 @@ def encode_split(
 
 
 def _bytes_per_image(block_fn: Callable, params: dict) -> int:
-    """Bytes that the backward pass stores per image: those of two images minus those of one, so that weights cancel."""
+    """Return the bytes stored per image for the backward pass: two images minus one, so that weights cancel."""
 
     def kept(num_images: int) -> int:
         index = jax.ShapeDtypeStruct((num_images,), jnp.int32)
@@ -99,7 +99,7 @@ def _bytes_per_image(block_fn: Callable, params: dict) -> int:
 
 
 def make_encode_all(model: nn.Module, mesh: Mesh, block: int) -> Callable[[dict, Store], Float[Array, "R D"]]:
-    """The function (params, store) -> latent means of all images, `block` at a time on each device.
+    """Make the function (params, store) -> latent means of all images, `block` at a time on each device.
 
     The result has R rows, N rounded up to a multiple of the number of devices. Each device encodes its own part of the
     rows, so a process reads only the images of its own devices.
@@ -142,11 +142,11 @@ def make_encode_all(model: nn.Module, mesh: Mesh, block: int) -> Callable[[dict,
 @functools.partial(jax.jit, static_argnums=0)
 @jax.default_matmul_precision("highest")  # accelerators round the factors of products by default
 def posterior(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -> Normal:
-    """q(z|x) of the top latent."""
+    """Encode images to q(z|x), the posterior of the top latent."""
     return models.apply(model, params, to_unit(images), method="encode")
 
 
 def encode(mesh: Mesh, model: nn.Module, params: dict, images: UInt8[np.ndarray, "n H W C"]) -> Normal:
-    """q(z|x) of any number of images, streamed from the host."""
+    """Encode any number of images to q(z|x), streamed from the host."""
     size = 2 * model.block_rows * mesh.size
     return map_batches(lambda _, batch: posterior(model, params, batch), images, size, mesh)

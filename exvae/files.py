@@ -44,7 +44,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def make_writable(folder: Path, option: str) -> None:
-    """Create the folder of a command line option. Raises a UserError if it is not writable."""
+    """Create the folder of a command line option. Raise a UserError if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-test-{socket.gethostname()}-{os.getpid()}"

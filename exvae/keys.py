@@ -11,11 +11,11 @@ TRAIN, VALID, TEST, SAMPLES, LIKELIHOOD = range(5)  # the streams
 
 
 def split_seed(seed: int) -> tuple[Array, Array, Array]:
-    """Three keys: to initialise the networks, to initialise the prior, and for everything drawn during the run."""
+    """Return three keys: to initialise the networks, to initialise the prior, and for all draws during the run."""
     key_model, key_prior, key_run = jax.random.split(jax.random.key(seed), 3)
     return key_model, key_prior, key_run
 
 
 def stream(key: Array, name: int, time: Int[Array, ""] | int = 0) -> Array:
-    """The random key of a stream at a time."""
+    """Return the random key of a stream at time `time`."""
     return jax.random.fold_in(jax.random.fold_in(key, name), time)

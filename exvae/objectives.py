@@ -27,15 +27,15 @@ class Elbo(NamedTuple):
 
 
 def elbo_of(terms: Terms, log_pz: Float[Array, " S"]) -> Elbo:
-    """log p(x|z) - [log q - log p] at the samples of the latents, Eq. (5)."""
-    message = f"the prior gave log p(z) of shape {log_pz.shape}, but there are codes for {terms.log_px.shape}"
+    """Compute the ELBO log p(x|z) - [log q - log p] at the samples of the latents, Eq. (5)."""
+    message = f"the prior gave log p(z) of shape {log_pz.shape}, it must be {terms.log_px.shape}"
     chex.assert_shape(log_pz, terms.log_px.shape, custom_message=message)
     kl = terms.log_q - terms.log_ratio - log_pz
     return Elbo(terms.log_px - kl, terms.log_px, kl)
 
 
 def kl_weight(step: Int[Array, ""], steps_per_epoch: int, warmup_epochs: int) -> Float[Array, ""]:
-    """beta = min(1, epoch / warmup_epochs). Epochs count from 1."""
+    """beta = min(1, epoch / warmup_epochs), the weight of the KL. The first epoch is 1."""
     epoch = step // steps_per_epoch + 1
     return jnp.minimum(1.0, epoch / max(warmup_epochs, 1))
 
@@ -50,7 +50,7 @@ def evaluation_elbo(
     prior: Prior,
     mesh: Mesh | None = None,
 ) -> Elbo:
-    """ELBO of images under the whole prior, with one sample of z for each image.
+    """Compute the ELBO of images under the whole prior, with one sample of z for each image.
 
     Args:
       images: binarized if the model is Bernoulli.
@@ -61,5 +61,5 @@ def evaluation_elbo(
 
 
 def encoder(model: nn.Module, params: dict) -> Encoder:
-    """The function x -> q(z|x), for priors that encode inputs of their own."""
+    """Return the function x -> q(z|x), for priors that encode inputs of their own."""
     return functools.partial(models.apply, model, params, method="encode")

@@ -1,4 +1,4 @@
-"""Caching of compiled functions: within a process, equal configs share what was compiled for them."""
+"""A cache of compiled functions: in a process, equal configs share them."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def _part(config: ConfigDict, fields: tuple[str, ...]) -> FrozenConfigDict:
 
 
 def forget() -> None:
-    """Clear all caches: the next call makes its result again."""
+    """Clear all caches, so that the next calls compile again."""
     for clear in _CLEAR:
         clear()

@@ -25,19 +25,19 @@ from exvae.uses import augment, generate, represent
 Images = np.ndarray | Array | Sequence[Any]  # (n, H, W, C) or (n, H, W): bytes, booleans or floats in 0..1
 Labels = np.ndarray | Array | Sequence[Any]  # (n,)
 Pictures = Float[np.ndarray, "_ H W C"]  # float32 in 0..1
-Number = float  # a value that a method checks, with a message for the user
+Number = float  # methods check it and raise a UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class Run(TrainedModel):
-    """A trained model with methods for all its uses.
+    """A trained model, with methods for all its uses.
 
-    Methods take images as bytes, booleans or floats in 0..1. The axis of channels may be missing. All random numbers
-    are a function of the key.
+    Methods take images as bytes, booleans or floats in 0..1. The channel axis may be missing. All random numbers are a
+    function of the key.
     """
 
     def with_exemplars(self, images: Images, labels: Labels | None = None) -> Run:
-        """The same model with other exemplars, any number of them. Nothing is trained."""
+        """Return the same model with other exemplars, any number of them. Nothing is trained."""
         pixels = self._bytes(images)
         numbers = None if labels is None else to_labels(np.asarray(labels), len(pixels), "labels")
         return dataclasses.replace(self, exemplars=data.Split(pixels, numbers))
@@ -70,7 +70,7 @@ class Run(TrainedModel):
     def augment(
         self, key: Array, images: Images, n: Number = 1, *, temperature: Number = 1.0
     ) -> Float[np.ndarray, "B n H W C"]:
-        """n new versions of each image: decoder means at z ~ r(z|x)."""
+        """Make n new versions of each image: decoder means at z ~ r(z|x)."""
         _at_least("n", n, 1)
         _at_least("temperature", temperature, 0)
         copies = np.repeat(self._bytes(images), int(n), axis=0)
@@ -80,23 +80,23 @@ class Run(TrainedModel):
     def augmented_batches(
         self, key: Array, images: Images, labels: Labels, batch_size: int = 100, real: Number = 0.4
     ) -> Iterator[tuple[Pictures, Shaped[np.ndarray, " B"]]]:
-        """An endless iterator over batches (x, y) for any training loop.
+        """Return an endless iterator over batches (x, y) for any training loop.
 
         Args:
           key: a random key.
           images: the training images.
           labels: their labels, of any type.
           batch_size: images in a batch.
-          real: the probability of an image to appear itself. Otherwise a new image takes its place.
+          real: the probability that an image is used itself. Otherwise a new image replaces it.
         """
         return augment.batches(key, self, self._bytes(images), np.asarray(labels), size=batch_size, real=real)
 
     def encode(self, images: Images) -> Normal:
-        """The posterior q(z|x) of the top latent: `.mean` is the representation, `.log_var` its log-variance."""
+        """Return the posterior q(z|x) of the top latent: `.mean` is the representation, `.log_var` its log-variance."""
         return encode(self.mesh, self.model, self.params, self._bytes(images))
 
     def reconstruct(self, images: Images) -> Pictures:
-        """The mean of p(x|z) at the posterior means of all latents."""
+        """Return the mean of p(x|z) at the posterior means of all latents."""
         return generate.reconstruct(self, self._bytes(images))
 
     def interpolate(self, a: Images, b: Images, steps: Number = 10) -> Float[np.ndarray, "n steps H W C"]:
@@ -110,11 +110,11 @@ class Run(TrainedModel):
         return generate.interpolate(self, first, second, int(steps))
 
     def nearest_exemplars(self, images: Images, k: int = 10) -> represent.Explanation:
-        """The k exemplars that explain each image best, with their responsibilities r(z|x_n) / sum_m r(z|x_m)."""
+        """Find the k exemplars that explain each image best, and their responsibilities r(z|x_n) / sum_m r(z|x_m)."""
         return represent.explain(self, self._bytes(images), k)
 
     def log_likelihood(self, images: Images, num_samples: Number | None = None) -> Float[np.ndarray, " n"]:
-        """log p(x) in nats with all exemplars, by importance weighting as in `--task=evaluate`.
+        """Estimate log p(x) in nats, with all exemplars, by importance sampling as in `--task=evaluate`.
 
         A Bernoulli model is a model of binary images, so grey images are binarized once, in the same way as a test set.
         The samples of an image depend on the seed of the run and on the position of the image.

@@ -1,4 +1,8 @@
-"""The state of training: everything that a step changes. A resumed run repeats the same steps, bit for bit."""
+"""The state of training: everything that a step changes.
+
+Differs from the authors' code: a resumed run takes the same steps, bit for bit, as a run that was never stopped. There,
+the initialisation has no seed, and a resumed run repeats epochs and loses the random state.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +31,18 @@ class EarlyStopping(NamedTuple):
 
     @classmethod
     def start(cls) -> EarlyStopping:
-        """The record before the first validation."""
+        """Return the record before the first validation."""
         return cls(jnp.float32(-jnp.inf), jnp.int32(0), jnp.int32(0))
 
 
 class TrainState(Record):
-    """What a checkpoint holds. The fields are saved under their names."""
+    """The contents of a checkpoint. The fields are saved under their names."""
 
     step: Int[Array, ""]  # number of steps taken
     params: dict  # {"model": ..., "prior": ...}; with batch norm also "batch_stats", the running statistics
     average: dict | None  # moving average of `params`; None if optim.ema is 0
     opt_state: optax.OptState
-    key: UInt32[Array, " 2"]  # data of the run's key; constant, each step folds in its number
+    key: UInt32[Array, " 2"]  # raw data of the run's key; constant, because each step folds in its number
     # RAT: the latent mean of each exemplar when it was last encoded (`exvae/retrieval/table.py`).
     table: Float[Array, "R D"] | None
     # ScaNN: the table that the current index was built from, and the table of the index under construction.
@@ -53,7 +57,7 @@ class TrainState(Record):
 
 
 def init_params(config: ConfigDict, model: nn.Module) -> dict:
-    """Initial parameters of the networks and the prior, and the networks' running statistics."""
+    """Initialise the parameters of the networks and the prior, and the networks' running statistics."""
     key_model, key_prior, _ = keys.split_seed(config.seed)
     params, statistics = models.init(key_model, model)
     prior = PRIORS[config.prior.name].init(key_prior, config.prior, model.image_shape)
@@ -61,12 +65,12 @@ def init_params(config: ConfigDict, model: nn.Module) -> dict:
 
 
 def learned(params: dict) -> dict:
-    """The parameters that the optimizer updates: everything except running statistics."""
+    """Return the parameters that the optimizer updates: everything except running statistics."""
     return {name: params[name] for name in ("model", "prior")}
 
 
 def init_state(config: ConfigDict, model: nn.Module, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step. The table of means is still empty: `start` fills it from the images."""
+    """Return the state before the first step, without a table of means. `training.setup.start` adds the table."""
     params = init_params(config, model)
     return TrainState(
         step=jnp.int32(0),
@@ -82,12 +86,12 @@ def init_state(config: ConfigDict, model: nn.Module, optimizer: optax.GradientTr
 
 
 def state_shardings(mesh: Mesh) -> TrainState:
-    """The sharding of each field: tables are split over the devices, all else is on every device."""
+    """Return the sharding of each field: tables are split over the devices, every device has all other fields."""
     fields: dict[str, Any] = dict.fromkeys(TrainState.__dataclass_fields__, sharding.whole(mesh))
     fields |= dict.fromkeys(("table", "indexed"), sharding.part(mesh))
     return TrainState(**fields)
 
 
 def step_key(state: TrainState) -> Array:
-    """The random key of the next step."""
+    """Return the random key of the next step."""
     return keys.stream(jax.random.wrap_key_data(state.key), keys.TRAIN, state.step)

@@ -78,8 +78,8 @@ def test_images_of_the_wrong_kind_are_refused(loaded, images, said):
         (lambda run, x: run.augment(KEY, x, 0), "n=0 must be"),
         (lambda run, x: run.interpolate(x, x, 1), "steps=1 must be"),
         (lambda run, x: run.log_likelihood(x, 0), "num_samples=0 must be"),
-        (lambda run, x: run.sample(KEY, 2, index=[0.5]), "by their numbers"),
-        (lambda run, x: run.sample(KEY, 2, index=[]), "by their numbers"),
+        (lambda run, x: run.sample(KEY, 2, index=[0.5]), "by their indices"),
+        (lambda run, x: run.sample(KEY, 2, index=[]), "by their indices"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(loaded, call, said):

@@ -28,7 +28,7 @@ class Evaluator(NamedTuple):
     """The compiled functions of an evaluation."""
 
     mesh: Mesh
-    batch: int  # images of a call of `elbo_batch`. It is constant because the draws of z depend on it
+    batch: int  # images per call of `elbo_batch`; constant, because the draws of z depend on it
     # (params, store) -> latent means, split over the devices; rows beyond the images are padding
     encode_all: Callable[[dict, Store], Float[Array, "R D"]]
     # (params, latent means or None, number of exemplars) -> components of the prior
@@ -58,7 +58,7 @@ def make_evaluator(config: ConfigDict, model: nn.Module, mesh: Mesh) -> Evaluato
 def mean_elbo(
     key: Array, evaluator: Evaluator, params: dict, images: UInt8[np.ndarray, "n H W C"], components: Any
 ) -> dict[str, float]:
-    """Mean ELBO, reconstruction and KL of the images, with one sample of z for each."""
+    """Compute the mean ELBO, reconstruction and KL of the images, with one sample of z for each."""
     whole = map_batches(
         lambda start, batch: evaluator.elbo_batch(jax.random.fold_in(key, start), params, batch, components),
         images,
@@ -69,5 +69,5 @@ def mean_elbo(
 
 
 def active_units(means: Float[Array, "n D"] | Float[np.ndarray, "n D"]) -> int:
-    """The number of latent dimensions whose posterior mean varies over the images."""
+    """Count the latent dimensions whose posterior mean varies over the images."""
     return int(np.sum(np.var(np.asarray(means, np.float64), axis=0) > ACTIVE_VARIANCE))

@@ -1,4 +1,4 @@
-"""The task `evaluate`: test figures of a trained model. Each image is recorded, so a killed evaluation can resume."""
+"""The task `evaluate`: test results of a trained model. A killed evaluation resumes from the records of its images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from exvae.scale import sharding
 
 
 def main(run: TrainedModel) -> None:
-    """The task `evaluate`: compute the test figures of a run's best parameters and write them to results.json."""
+    """Run the task `evaluate`: compute the test results of the best parameters and write results.json."""
     workdir = run.workdir
     epoch = run.step // (len(run.dataset.train) // run.config.train.batch_size)
     print(f"{workdir}: {run.config.model.architecture}, {run.config.prior.name} prior, best epoch {epoch}", flush=True)
@@ -38,11 +38,11 @@ def main(run: TrainedModel) -> None:
     values = evaluate(run, make_evaluator(run.config, run.model, run.mesh), save)
     save(values)
     writer.append_metrics(workdir, run.step, epoch, "test", values)
-    print(f"{describe(values)}\nfigures  {workdir}/results.json")
+    print(f"{describe(values)}\nnumbers  {workdir}/results.json")
 
 
 def describe(test: dict[str, Any]) -> str:
-    """The test figures in two or three lines."""
+    """Describe the test results in two or three lines."""
     error = "" if test["log_likelihood_error"] is None else f" ± {test['log_likelihood_error']:.3f}"
     text = (
         f"test  elbo {test['elbo']:.2f}  reconstruction {test['reconstruction']:.2f}  kl {test['kl']:.2f}  "
@@ -53,8 +53,8 @@ def describe(test: dict[str, Any]) -> str:
     if "loss" in test:
         interval = "" if test["loss_low"] is None else f" (95 %: {test['loss_low']:.1e} to {test['loss_high']:.1e})"
         text += (
-            f"\npruned: {test['loss']:.1e}{interval} below the value of all {test['exemplars']} exemplars (audit); "
-            f"largest of an image {test['loss_largest']:.1e}; candidates doubled for {test['images_doubled']} images"
+            f"\npruned: {test['loss']:.1e}{interval} below the value with all {test['exemplars']} exemplars (audit); "
+            f"largest loss {test['loss_largest']:.1e}; candidates doubled for {test['images_doubled']} images"
         )
     return text
 
@@ -62,10 +62,10 @@ def describe(test: dict[str, Any]) -> str:
 def evaluate(
     run: TrainedModel, evaluator: Evaluator, save: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The figures under `test` in results.json.
+    """Compute the values under `test` in results.json.
 
     Args:
-      save: called with the quick figures if there is no results.json yet.
+      save: called with the values that are quick to compute, if there is no results.json yet.
     """
     config, test = run.config, run.dataset.test
     means = exemplar_means(run)
@@ -90,11 +90,11 @@ def evaluate(
     return values
 
 
-FIGURES = ("log_likelihood", "excess", "loss", "candidates")  # figures of an image
+FIGURES = ("log_likelihood", "excess", "loss", "candidates")  # values in the record of an image
 
 
 def open_records(run: TrainedModel) -> Memory:
-    """The images scored so far. Only the main process has the file; it sends the contents to the others."""
+    """Open the records of the images scored so far. Only the main process has the file. It sends them to the others."""
     records = Records(run.workdir, settings_of(run)) if sharding.is_main() else Memory()
     if jax.process_count() > 1:
         nothing = dict.fromkeys(FIGURES, math.nan)
@@ -108,12 +108,12 @@ def open_records(run: TrainedModel) -> Memory:
 
 
 def exemplar_means(run: TrainedModel) -> Float[Array, "N D"] | None:
-    """mu(x_n) on every device. None if the prior has no exemplars."""
+    """Return mu(x_n) on every device, or None if the prior has no exemplars."""
     return sharding.replicate(run.mesh, run.means) if run.prior.USES_EXEMPLARS else None
 
 
 def settings_of(run: TrainedModel) -> dict[str, Any]:
-    """Everything that a recorded figure depends on."""
+    """Return everything that a record depends on."""
     options = run.config.eval
     uses_exemplars = run.prior.USES_EXEMPLARS
     settings = {
@@ -132,7 +132,7 @@ def settings_of(run: TrainedModel) -> dict[str, Any]:
 def log_likelihoods(
     run: TrainedModel, images: UInt8[np.ndarray, "n H W C"], num_samples: int
 ) -> Float[np.ndarray, " n"]:
-    """log p(x) of any images. The audit of each image decides how many candidates it gets."""
+    """Estimate log p(x) of any images. The audit of each image decides how many candidates it gets."""
     config, memory = copy.deepcopy(run.config), Memory()
     config.eval.iwae_samples = num_samples
     score_images(run, config, images, np.arange(len(images)), memory, quiet=True)
@@ -140,7 +140,7 @@ def log_likelihoods(
 
 
 def log_likelihood(run: TrainedModel, records: Memory) -> dict[str, Any]:
-    """The log-likelihood of the test images, and an estimate of the loss due to pruning."""
+    """Estimate the log-likelihood of the test images, and the loss due to pruning."""
     config = run.config
     order = subset(config.seed, len(run.dataset.test), config.eval.num_images)
     score_images(run, config, run.dataset.test.images, order, records)
@@ -167,25 +167,25 @@ def log_likelihood(run: TrainedModel, records: Memory) -> dict[str, Any]:
 
 
 def scoring_seconds(run: TrainedModel, records: Memory) -> float:
-    """Seconds spent on the log-likelihood in all sessions. Old records without seconds count as 0."""
+    """Return the seconds spent on the log-likelihood in all sessions. Old records without seconds count as 0."""
     order = subset(run.config.seed, len(run.dataset.test), run.config.eval.num_images)
     return sum(_recorded(records, int(image)).get("seconds", 0.0) for image in order)
 
 
 def _recorded(records: Memory, image: int) -> dict[str, Any]:
-    """The record of an image that was scored."""
+    """Return the record of an image that was scored."""
     record = records.get(image)
     assert record is not None, f"image {image} was not scored"
     return record
 
 
 def standard_error(values: Float[np.ndarray, " n"]) -> float | None:
-    """Standard error of the mean. None for a single value."""
+    """Return the standard error of the mean, or None for a single value."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 def subset(seed: int, num_test: int, num_images: int) -> Int[np.ndarray, " n"]:
-    """The numbers of `num_images` random test images (0: all). A larger subset starts with the smaller ones."""
+    """Return the indices of `num_images` random test images (0: all). A larger subset starts with the smaller ones."""
     order = np.random.default_rng(seed).permutation(num_test)
     return order[: num_images or num_test]
 
@@ -210,7 +210,7 @@ def score_images(
     first = min(config.eval.candidates, num_exemplars) if config.eval.method == "pruned" else num_exemplars
 
     def needed(image: int) -> int | None:
-        """The number of candidates for the next pass over this image. None if it is done."""
+        """Return the number of candidates for the next pass over this image, or None if it is done."""
         record = records.get(image)
         if record is None:
             return first
@@ -249,7 +249,7 @@ def _score(
     records: Memory,
     countdown: progress.Countdown,
 ) -> None:
-    """One pass over the images of `order`. Each device scores one image at a time."""
+    """Make one pass over the images of `order`. Each device scores one image at a time."""
     for start in range(0, len(order), mesh.size):
         index = np.array(order[start : start + mesh.size], np.int32)
         padded = np.resize(index, mesh.size)

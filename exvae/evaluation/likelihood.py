@@ -31,8 +31,8 @@ class Scores(NamedTuple):
     """The result of importance sampling for a batch of images."""
 
     log_likelihood: Float[Array, " B"]  # IWAE; a lower bound on the value with all exemplars if some are left out
-    excess: Float[Array, " B"]  # audit: an estimate of exact - pruned; it decides whether candidates are doubled
-    loss: Float[Array, " B"]  # a second, independent estimate, to report: the decision does not bias it
+    excess: Float[Array, " B"]  # audit: estimate of exact - pruned that decides whether to double the candidates
+    loss: Float[Array, " B"]  # a second, independent estimate to report, which the decision does not bias
 
 
 Scorer = Callable[[dict, Any, Array, UInt8[Array, "B H W C"], Int[Array, " B"]], Scores]
@@ -40,10 +40,13 @@ Scorer = Callable[[dict, Any, Array, UInt8[Array, "B H W C"], Int[Array, " B"]],
 
 @for_equal_configs("prior.name", "eval.iwae_samples", "eval.audit")
 def make_scorer(config: ConfigDict, model: nn.Module, mesh: Mesh, *, candidates: int | None) -> Scorer:
-    """The compiled function (params, components, key, images, index) -> Scores.
+    """Compile the function (params, components, key, images, index) -> Scores.
 
-    Each device scores one image at a time. Its S samples are a large enough batch, and the result cannot depend on the
+    Each device scores one image at a time. The S samples are a large enough batch, and the result cannot depend on
     other images.
+
+    Differs from the authors' code: float32, and by default the nearest exemplars with an audit of the error. The code
+    uses float64 and all exemplars, as does eval.method = exact.
 
     Args:
       candidates: number of exemplars to use, those nearest to the posterior mean. None means all. Priors without
@@ -94,7 +97,7 @@ def draw_samples(
     *,
     log_prob: Callable[[Float[Array, "S D"]], Float[Array, " S"]],
 ) -> Samples:
-    """z_s ~ q(z|x) and log w_s = log p(x, z_s) - log q(z_s|x), in blocks whose activations fit into the cache."""
+    """Draw z_s ~ q(z|x) and compute log w_s = log p(x, z_s) - log q(z_s|x), in blocks that fit into the cache."""
     num_samples = config.eval.iwae_samples
     num_blocks = -(-num_samples // model.block_rows)
     block = -(-num_samples // num_blocks)
@@ -116,14 +119,14 @@ def log_mean_exp(log_w: Float[Array, " S"]) -> Float[Array, ""]:
 
 
 def nearest(origin: Float[Array, " D"], means: Float[Array, "N D"], count: int) -> Int[Array, " C"]:
-    """The exemplars nearest to `origin`."""
+    """Return the indices of the `count` exemplars nearest to `origin`."""
     return lax.top_k(-jnp.sum(jnp.square(means - origin), axis=-1), count)[1]
 
 
 def audit(
     key: Array, samples: Samples, everything: Components, chosen: Int[Array, " C"], shape: tuple[int, int]
 ) -> Float[Array, "2 A"]:
-    """The contribution of all other exemplars relative to the chosen ones, at samples drawn by their weights.
+    """Compute the density of all other exemplars relative to the chosen ones, at samples drawn by their weights.
 
     Let w_s be the normalised weights with the chosen exemplars. Then sum_s w_s all_s / chosen_s = exp(exact - pruned),
     and the mean of the result is an unbiased estimate of this minus one. The other exemplars are summed separately, so

@@ -1,7 +1,7 @@
 """Parzen windows in pixel space, Eq. (2): the baseline of the paper. Only the bandwidth is fitted.
 
-gaussian   N(x | x_n, sigma^2 I) on grey pixels. A density, not comparable with probabilities of binary images
-bernoulli  each pixel of a binarized exemplar is flipped with probability epsilon. Comparable with a Bernoulli model
+gaussian   N(x | x_n, sigma^2 I) on grey pixels: a density, not comparable with probabilities of binary images
+bernoulli  each pixel of a binarized exemplar flips with probability epsilon: comparable with a Bernoulli model
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def _least_square(x: Float[Array, "B ..."], exemplars: UInt8[Array, "N ..."]) ->
 
 
 def nearest_distance(x: Float[np.ndarray, "n ..."], exemplars: UInt8[Array, "N ..."]) -> Float[np.ndarray, " n"]:
-    """The distance ||x - x_n|| to the nearest exemplar, for pixels in 0..1."""
+    """Compute the distance ||x - x_n|| to the nearest exemplar, for pixels in 0..1."""
     return np.sqrt(map_batches(lambda _, batch: _least_square(batch, exemplars), x, BATCH))
 
 
 def _tiles(exemplars: UInt8[Array, "N ..."]) -> tuple[UInt8[Array, "T block P"], Bool[Array, "T block"]]:
-    """Exemplars in blocks of equal size, and a mask that is False for padding."""
+    """Cut the exemplars into blocks of equal size. Also return a mask that is False for padding."""
     count = len(exemplars)
     block = min(BLOCK, count)
     exemplars = jnp.pad(exemplars.reshape(count, -1), ((0, -count % block), (0, 0)))
@@ -111,7 +111,7 @@ def log_likelihoods(
     exemplars: UInt8[Array, "N ..."],
     bandwidths: Float[np.ndarray, " G"],
 ) -> Float[np.ndarray, "G n"]:
-    """log p(x | X, bandwidth) of all images for all bandwidths."""
+    """Compute log p(x | X, bandwidth) of all images for all bandwidths."""
     rates = jnp.asarray(kernel.rate(bandwidths), jnp.float32)
     parts = [np.asarray(log_window(batch, exemplars, rates), np.float64) for _, batch in padded_batches(images, BATCH)]
     pixels = math.prod(images.shape[1:])
@@ -119,7 +119,7 @@ def log_likelihoods(
 
 
 def choose_bandwidth(kernel: Kernel, valid: UInt8[np.ndarray, "n ..."], exemplars: UInt8[Array, "N ..."]) -> float:
-    """The best bandwidth on the validation images: a grid over the whole range, then a finer one around its best."""
+    """Find the best bandwidth on the validation images: search the whole range, then a finer grid around the best."""
     low, high = kernel.bandwidths
     for _ in range(2):
         grid = np.geomspace(low, high, GRID)
@@ -128,12 +128,12 @@ def choose_bandwidth(kernel: Kernel, valid: UInt8[np.ndarray, "n ..."], exemplar
         print(f"valid log-likelihood {values[best]:.3f} at bandwidth {grid[best]:.5f}", flush=True)
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
     if grid[best] in kernel.bandwidths:
-        print("warning: that is the end of the range; are validation images among the exemplars?")
+        print("warning: the best bandwidth is at the end of the range; are validation images among the exemplars?")
     return float(grid[best])
 
 
 def main(config: ConfigDict, workdir: Path) -> None:
-    """The task of `experiments/*_parzen.py`: choose the bandwidth, score the test images, write results.json."""
+    """Run the task of `experiments/*_parzen.py`: choose the bandwidth, score the test images, write results.json."""
     began = time.monotonic()
     configs.validate(config)
     binary = config.model.likelihood == "bernoulli"
@@ -142,7 +142,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     chosen = data.load_exemplars(config.eval.exemplars, grey, memory_mib=config.data.memory_mib).images
     dataset = splits.as_modelled(grey, config.model.likelihood)
     folder.open_workdir(workdir, config.to_dict())
-    # Only training images are exemplars while the bandwidth is chosen: no validation image may be its own exemplar.
+    # The bandwidth is chosen with training images as exemplars: no validation image may be its own exemplar.
     train, exemplars = (
         jnp.asarray(splits.draw_binary(np.random.RandomState(config.seed), images) if binary else images)
         for images in (dataset.train.images, chosen)
@@ -164,4 +164,4 @@ def main(config: ConfigDict, workdir: Path) -> None:
     folder.update_results(workdir, config, 0, test, {"seconds": time.monotonic() - began})
     what = "log-likelihood" if binary else "log-density"
     error = "" if len(values) == 1 else f" ± {test['log_likelihood_error']:.3f} (standard error)"
-    print(f"test {what} {test['log_likelihood']:.3f}{error}, {len(values)} images\nfigures  {workdir}/results.json")
+    print(f"test {what} {test['log_likelihood']:.3f}{error}, {len(values)} images\nnumbers  {workdir}/results.json")

@@ -4,7 +4,7 @@ To add one, implement `architecture.Architecture` and add it to `ARCHITECTURES`.
 
 architecture.py  the interface of an architecture, and a base class
 vae.py, hvae.py, convhvae.py, pixelsnail.py, celeba.py  the architectures of the paper
-layers.py        gated dense layers, the head of a normal distribution
+layers.py        dense and gated dense layers, the head of a normal distribution
 conv.py          convolutions
 causal.py        masked convolutions and attention of PixelSNAIL
 likelihoods.py   p(x|z): Bernoulli or discretized logistic
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def build(config: ConfigDict, image_shape: tuple[int, int, int]) -> nn.Module:
-    """The module that `config.model` describes, for images of this shape."""
+    """Build the module that `config.model` describes, for images of this shape."""
     return ARCHITECTURES[config.architecture](
         image_shape=image_shape,
         latent_dim=config.latent_dim,
@@ -67,7 +67,7 @@ def build(config: ConfigDict, image_shape: tuple[int, int, int]) -> nn.Module:
 
 
 def init(key: Array, model: nn.Module) -> tuple[dict, dict]:
-    """Initial parameters and running statistics: {"batch_stats": ...}, or {} if there is no batch norm."""
+    """Initialise the parameters and the running statistics: {"batch_stats": ...}, or {} without batch norm."""
     key_params, key_sample = jax.random.split(key)
     x = jnp.zeros((1, *model.image_shape), jnp.float32)
     variables = model.init(key_params, key_sample, x, method="terms")
@@ -75,7 +75,7 @@ def init(key: Array, model: nn.Module) -> tuple[dict, dict]:
 
 
 def apply(model: nn.Module, params: dict, *args: Any, method: str) -> Any:
-    """Call a method of the architecture as it is after training: with running statistics, without dropout.
+    """Call a method of the architecture in evaluation mode: with running statistics, without dropout.
 
     Args:
       params: {"model": parameters}; with batch norm also "batch_stats", the running statistics.
@@ -86,7 +86,7 @@ def apply(model: nn.Module, params: dict, *args: Any, method: str) -> Any:
 def training_terms(
     key: Array, key_dropout: Array, model: nn.Module, params: dict, x: Float[Array, "B H W C"], **options: Any
 ) -> tuple[Terms, dict]:
-    """`terms` in training, with dropout and the statistics of the batch, and the new running statistics."""
+    """Call `terms` in training mode, with dropout and batch statistics. Also return the new running statistics."""
     rngs = {"dropout": key_dropout}
     out = model.apply(_variables(params), key, x, **options, method="terms", rngs=rngs, mutable=[STATISTICS])
     terms, statistics = cast(tuple[Terms, dict], out)

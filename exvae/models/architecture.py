@@ -18,9 +18,9 @@ Latents = tuple[Float[Array, "B _"], ...]  # the top latent is the first
 
 
 class Architecture(Protocol):
-    """A Flax module with these methods. They are called through `exvae.models.apply`, which binds the parameters.
+    """A Flax module with these methods. Call them through `exvae.models.apply`, which binds the parameters.
 
-    The top latent z has the learned prior. There may be other latents below it.
+    The top latent z has the prior of `config.prior`. There may be other latents below z.
     """
 
     image_shape: tuple[int, int, int]
@@ -32,45 +32,45 @@ class Architecture(Protocol):
         ...
 
     def encode(self, x: Images) -> Normal:
-        """q(z|x), the posterior of the top latent. Its mean is mu(x) of the exemplar prior, Eq. (7)."""
+        """Return q(z|x), the posterior of the top latent. Its mean is mu(x) of the exemplar prior, Eq. (7)."""
         ...
 
     def observe(self, x: Images) -> Observed:
-        """The outputs of the encoders for a batch. Latents can then be drawn from them any number of times."""
+        """Run the encoders on a batch. Latents can then be drawn from the result any number of times."""
         ...
 
     def draw(self, key: Array, seen: Observed, *, stl: bool = False, paired: bool = False) -> Terms:
-        """One sample of each latent for each row, and the terms of the ELBO at these samples.
+        """Draw one sample of each latent for each row, and compute the terms of the ELBO at these samples.
 
         Args:
-          stl: optim.estimator is "stl": no gradient through the parameters of q in log q.
+          stl: no gradient through the parameters of q in log q (optim.estimator = stl).
           paired: rows 2i and 2i + 1 get opposite noise.
         """
         ...
 
     def terms(self, key: Array, x: Images, *, stl: bool = False, samples: int = 1) -> Terms:
-        """`draw` of `observe`, with `samples` rows for each image. The rows of an image are adjacent."""
+        """Call `observe`, then `draw` with `samples` rows for each image. The rows of an image are adjacent."""
         ...
 
     def complete(self, key: Array, z: Float[Array, "B D"]) -> Latents:
-        """All latents, given the top one. Those below it are drawn from their priors."""
+        """Return all latents, given the top one. Those below it are drawn from their priors."""
         ...
 
     def latents(self, x: Images) -> Latents:
-        """Posterior means of all latents."""
+        """Return the posterior means of all latents."""
         ...
 
     def render(self, latents: Latents, u: Float[Array, "#B #H #W #C"], draw: bool = False) -> Images:
-        """Images from all latents: means of p(x|z), or draws from it that use the uniform random numbers u."""
+        """Return images from all latents: means of p(x|z), or draws from it with the uniform random numbers u."""
         ...
 
     def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Images:
-        """`render` of `complete`."""
+        """Call `complete`, then `render`."""
         ...
 
 
 class BaseArchitecture(nn.Module):
-    """The fields of all architectures, and the methods that follow from others.
+    """The fields of all architectures, and the methods that call others.
 
     A subclass adds `setup_networks`, `encode`, `observe`, `draw`, `complete`, `latents` and `logits`. The likelihood
     turns logits into p(x | all latents). An autoregressive architecture replaces `log_px` and `render`.
@@ -89,6 +89,7 @@ class BaseArchitecture(nn.Module):
         return 500
 
     def setup(self):
+        """Create the likelihood and the networks."""
         self.family = LIKELIHOODS[self.likelihood](self.image_shape[-1])
         self.setup_networks()
 
@@ -97,15 +98,16 @@ class BaseArchitecture(nn.Module):
         return self.family.log_prob(x, self.logits(*latents))
 
     def terms(self, key: Array, x: Images, *, stl: bool = False, samples: int = 1) -> Terms:
-        """The terms of the ELBO for several samples of each image. An even number of samples is drawn in pairs."""
+        """Compute the terms of the ELBO for several samples of each image. An even number is drawn in pairs."""
         return self.draw(key, self.observe(x).repeat(samples), stl=stl, paired=samples % 2 == 0)
 
     def decode(self, key: Array, z: Float[Array, "B D"], draw: bool = False) -> Images:
+        """Complete the latents and render images from them."""
         key_latents, key_pixels = jax.random.split(key)
         u = jax.random.uniform(key_pixels, (len(z), *self.image_shape))
         return self.render(self.complete(key_latents, z), u, draw)
 
     def render(self, latents: Latents, u: Float[Array, "#B #H #W #C"], draw: bool = False) -> Images:
-        """Means of p(x|z), or draws from it that use the uniform random numbers u."""
+        """Return means of p(x|z), or draws from it with the uniform random numbers u."""
         logits = self.logits(*latents)
         return self.family.quantile(u, logits) if draw else self.family.mean(logits)

@@ -1,8 +1,8 @@
 """Layers of an autoregressive decoder. Pixels are in raster order: row by row from the top, each from left to right.
 
-A layer works in two modes. If all pixel values are known, it computes all pixels at once. Sampling computes one pixel
-after another. The layer is the same in both modes; only the windows that it receives differ (`all_windows` and
-`Pixel.next_window`).
+A layer works in two modes. If all pixel values are known, it computes all pixels at once. In sampling, it computes one
+pixel after another. The layer is the same in both modes. Only its input windows differ: `all_windows` or
+`Pixel.next_window`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from exvae.arrays import Array
 from exvae.models.conv import NO_PADDING, conv2d, uniform_init
 
-# What a kernel may see: three pixels in the row above and the pixel to the left. `INCLUSIVE` adds the pixel itself.
+# The taps of a kernel: three pixels in the row above and the pixel to the left. `INCLUSIVE` adds the pixel itself.
 # Differs from the authors' code: every kernel has these taps. There, shifted convolutions hide some earlier pixels.
 ABOVE_AND_LEFT = ((1, 1, 1), (1, 0, 0))
 INCLUSIVE = ((1, 1, 1), (1, 1, 0))
@@ -28,7 +28,7 @@ ONE = ((1,),)  # only the pixel itself: a 1x1 kernel
 ROWS, COLUMNS = 2, 3  # size of a window
 # Attention computes the queries of one chunk of pixels at a time. Each chunk is compiled separately.
 CHUNKS, SMALLEST_CHUNK = 14, 32  # number of chunks, and their smallest size in pixels
-# Memory for the scores of a chunk, which sets how many images are processed at a time. On a CPU they fit the cache.
+# Memory for the scores of a chunk. It limits the number of images at a time. On a CPU the scores fit into the cache.
 SCORE_BYTES, ACCELERATOR_SCORE_BYTES = 2**22, 2**28
 
 Maps = Float[Array, "B H W C"]
@@ -56,27 +56,27 @@ class WeightNormConv(nn.Module):
 
 
 def all_windows(h: Maps) -> Windows:
-    """Maps with a border that is wide enough for the window of every pixel."""
+    """Add a border to maps, wide enough for the window of every pixel."""
     return jnp.pad(h, ((0, 0), (ROWS - 1, 0), (COLUMNS // 2, COLUMNS // 2), (0, 0)))
 
 
 def without_border(maps: Windows) -> Maps:
-    """The inverse of `all_windows`."""
+    """Remove the border that `all_windows` adds."""
     return maps[:, ROWS - 1 :, COLUMNS // 2 : -(COLUMNS // 2)]
 
 
 class Pixel:
-    """One pixel of the images, and maps (with a border) of the layers' inputs at the pixels before it."""
+    """A pixel position, and maps with a border that hold the layers' inputs at the pixels before it."""
 
     def __init__(self, maps: list[Maps], row: Int[Array, ""], column: Int[Array, ""]):
         self.maps, self._row, self._column, self._next = list(maps), row, column, 0
 
     def here(self, maps: Maps) -> Here:
-        """The pixel in maps without a border."""
+        """Return the pixel of maps without a border."""
         return self._slice(maps, 1, 1)
 
     def window(self, maps: Maps) -> Float[Array, "B 2 3 C"]:
-        """The window of the pixel in maps with a border."""
+        """Return the window of the pixel in maps with a border."""
         return self._slice(maps, ROWS, COLUMNS)
 
     def write(self, maps: Maps, h: Here) -> Maps:
@@ -85,9 +85,9 @@ class Pixel:
         return lax.dynamic_update_slice(maps, h, at)
 
     def next_window(self, h: Here) -> Float[Array, "B 2 3 C"]:
-        """The window around the pixel in the input of the next layer, after `h` is written to it.
+        """Write `h` to the input of the next layer, and return the window of the pixel.
 
-        This takes the place of `all_windows`. Layers call it in a fixed order: call i uses map i.
+        In sampling this replaces `all_windows`. Layers call it in a fixed order: call i uses map i.
         """
         number, self._next = self._next, self._next + 1
         self.maps[number] = self.write(self.maps[number], h)
@@ -114,7 +114,7 @@ class GatedResidual(nn.Module):
 def attend(
     query: Float[Array, "Q h d"], key: Float[Array, "K h d"], value: Float[Array, "K h d"], first: Int[Array, ""] | int
 ) -> Float[Array, "Q h d"]:
-    """Attention of pixels first, first + 1, ... to all pixels before them. The result is zero for pixel 0."""
+    """Let pixels first, first + 1, ... attend to all pixels before them. The result is zero for pixel 0."""
     scores = jnp.einsum("qhd,khd->hqk", query, key) / np.sqrt(query.shape[-1])
     position = first + jnp.arange(len(query))
     seen = jnp.arange(len(key)) < position[:, None]
@@ -125,11 +125,11 @@ def attend(
 def causal_attention(
     query: Float[Array, "B L h d"], key: Float[Array, "B L h d"], value: Float[Array, "B L h d"]
 ) -> Float[Array, "B L h d"]:
-    """`attend` for all pixels of all images. Only the scores of one chunk of a few images are in memory at a time."""
+    """Apply `attend` to all pixels. Only the scores of one chunk of a few images are in memory at a time."""
     length, heads = query.shape[1:3]
     size = min(length, max(SMALLEST_CHUNK, -(-length // CHUNKS)))
 
-    @functools.partial(jax.checkpoint, static_argnums=3)  # it slices inside, so the backward pass stores no copies
+    @functools.partial(jax.checkpoint, static_argnums=3)  # slices inside, so no copies are stored
     def chunk(q: Array, k: Array, v: Array, start: int) -> Array:
         end = start + size
         return attend(q[start:end], k[:end], v[:end], start)

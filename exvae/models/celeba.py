@@ -41,6 +41,7 @@ class CelebA(VAE):
         return 20 if jax.default_backend() == "cpu" else 200
 
     def setup_networks(self) -> None:
+        """Create the encoder and the decoder."""
         widths = [self.channels * width for width in WIDTHS]
         rows, columns = (math.ceil(size / 2 ** len(WIDTHS)) for size in self.image_shape[:2])
         self.encoder = nn.Sequential(
@@ -57,8 +58,10 @@ class CelebA(VAE):
         )
 
     def read(self, x: Float[Array, "B H W C"]) -> Float[Array, "B H W C"]:
+        """Return the images unchanged."""
         return x
 
     def logits(self, z: Float[Array, "B D"]) -> Float[Array, "B H W C"]:
+        """Return the logits of p(x|z)."""
         height, width, _ = self.image_shape
         return self.decoder(z)[:, :height, :width]  # the output is larger if 16 does not divide the size

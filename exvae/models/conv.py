@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from exvae.arrays import Array
 
-# Size of the patches and outputs of one piece of a batch. The matrix products of smaller pieces are too short for full
+# Size of the patches and outputs of one piece of a batch. The matrix products of smaller pieces are too small for full
 # speed. The patches of larger pieces do not stay in the cache.
 PIECE_BYTES = 4 * 2**20
 
@@ -43,14 +43,14 @@ def conv2d(x: Images, kernel: Kernel, *, stride: int = 1, padding: Padding | Non
         padding = ((k // 2, k // 2), (l // 2, l // 2))
     if kernel.shape[:2] == (1, 1) and padding == NO_PADDING:
         return x[:, ::stride, ::stride] @ kernel[0, 0]
-    # On one device only: with several, a loop over the batch would gather it first.
+    # Only on a single device: with several, a loop over the batch would first gather it on each of them.
     if jax.default_backend() == "cpu" and jax.device_count() == 1:
         return _conv_by_patches(x, kernel, stride, padding)
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-# How a 5x5 kernel acts on an image of doubled size. An output in an even (first matrix) or odd row (second matrix)
-# sees three rows of the small image. The weight of each is a sum of kernel rows.
+# How a 5x5 kernel acts on an image of doubled size. An output in an even row (first matrix) or an odd row (second
+# matrix) depends on three rows of the small image. The weight of each is a sum of kernel rows.
 _DOUBLED = np.array(
     [
         [[1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]],
@@ -61,7 +61,7 @@ _DOUBLED = np.array(
 
 
 def conv2d_of_doubled(x: Images, kernel: Float[Array, "5 5 C F"]) -> Float[Array, "B 2*H 2*W F"]:
-    """conv2d of `x` with each pixel doubled in both directions, with 9 instead of 25 products per output.
+    """Double each pixel of `x` in both directions, then apply conv2d, with 9 instead of 25 products per output.
 
     The result is one convolution of the small image with four 3x3 kernels, one for each place in a 2x2 block of the
     output.
@@ -125,7 +125,7 @@ class Conv(nn.Module):
 
 
 def uniform_init(kernel_shape: tuple[int, int, int, int]) -> Callable[[Array, tuple[int, ...]], Array]:
-    """Initialiser U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for kernel and bias, with fan_in = k l C."""
+    """Return the initialiser U(-1/sqrt(fan_in), 1/sqrt(fan_in)) of kernel and bias, with fan_in = k l C."""
     bound = math.prod(kernel_shape[:3]) ** -0.5
     return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
@@ -134,7 +134,7 @@ def uniform_init(kernel_shape: tuple[int, int, int, int]) -> Callable[[Array, tu
 
 
 def _patches(x: Images, size: tuple[int, ...], stride: int, padding: Padding) -> Float[Array, "B h w klC"]:
-    """The k x l neighbourhood of each output position, in the order of the rows of kernel.reshape(-1, F)."""
+    """Cut out the k x l patch of each output position, in the order of the rows of kernel.reshape(-1, F)."""
     k, l = size  # noqa: E741
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     height, width = x.shape[1] - k + 1, x.shape[2] - l + 1
@@ -144,13 +144,13 @@ def _patches(x: Images, size: tuple[int, ...], stride: int, padding: Padding) ->
 
 
 def _images_per_piece(num_images: int, bytes_per_image: int) -> int:
-    """The number of images that take about PIECE_BYTES. If possible a divisor of `num_images`, to avoid padding."""
+    """Return how many images take about PIECE_BYTES: a divisor of `num_images` if possible, to avoid padding."""
     most = max(1, min(num_images, PIECE_BYTES // bytes_per_image))
     return next((n for n in range(most, most // 2, -1) if num_images % n == 0), most)
 
 
 def _pieces(a: Float[Array, "B ..."], size: int) -> Float[Array, "P size ..."]:
-    """Cut a batch into pieces. The last one is padded with images of zeros, which add nothing to any gradient."""
+    """Cut a batch into pieces. Pad the last one with images of zeros, which add nothing to any gradient."""
     missing = -a.shape[0] % size
     if missing:
         a = jnp.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1))
@@ -158,7 +158,7 @@ def _pieces(a: Float[Array, "B ..."], size: int) -> Float[Array, "P size ..."]:
 
 
 def _map(f: Callable[[Array], Array], pieces: Float[Array, "P ..."]) -> Float[Array, "P ..."]:
-    """lax.map, but without a loop if there is only one piece."""
+    """Apply lax.map, but without a loop if there is only one piece."""
     return lax.map(f, pieces) if len(pieces) > 1 else f(pieces[0])[None]
 
 

@@ -20,12 +20,12 @@ DECODER_LAYERS = 4
 
 
 def flatten(h: Float[Array, "B H W C"]) -> Float[Array, "B H*W*C"]:
-    """One row per image."""
+    """Flatten each image to one row."""
     return h.reshape(h.shape[0], -1)
 
 
 def encoder(stack: tuple[tuple[int, int, int], ...]) -> nn.Sequential:
-    """Gated convolutions of these features, kernel sizes and strides, flattened."""
+    """Build gated convolutions from (features, kernel size, stride), followed by `flatten`."""
     return nn.Sequential([*(GatedConv(features, size, stride) for features, size, stride in stack), flatten])
 
 
@@ -38,6 +38,7 @@ class ConvHVAE(HVAE):
         return 20 if jax.default_backend() == "cpu" else 200
 
     def setup_encoder(self) -> None:
+        """Create the networks that read the image, and the one that reads z2."""
         height, width, _ = self.image_shape
         self.z2_from_x = encoder(Z2_STACK)
         self.z1_from_x = encoder(Z1_STACK)
@@ -45,6 +46,7 @@ class ConvHVAE(HVAE):
         self.z1_from_z2 = GatedDense(math.ceil(height / 4) * math.ceil(width / 4) * Z1_STACK[-1][0])
 
     def setup_decoder(self) -> None:
+        """Create the networks of p(x|z1,z2)."""
         self.p_x_z1 = GatedDense(self.hidden_dim)
         self.p_x_z2 = GatedDense(self.hidden_dim)
         self.p_x = nn.Sequential(
@@ -57,4 +59,5 @@ class ConvHVAE(HVAE):
         )
 
     def read(self, x: Float[Array, "B H W C"]) -> Float[Array, "B H W C"]:
+        """Return the images unchanged."""
         return x

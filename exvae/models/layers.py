@@ -15,11 +15,11 @@ from jaxtyping import Float
 from exvae.arrays import Array
 
 KERNEL_INIT = initializers.variance_scaling(2.0, "fan_in", "normal")  # weights ~ N(0, 2 / fan_in)
-LOG_VAR_RANGE = (-6.0, 2.0)  # log-variances are clipped to it
+LOG_VAR_RANGE = (-6.0, 2.0)  # log-variances are clipped to this range
 
 
 def uniform_bias(fan_in: int) -> Callable[[Array, tuple[int, ...]], Array]:
-    """Initialiser of biases ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """Return the initialiser of biases ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = 1.0 / math.sqrt(fan_in)
     return lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
@@ -28,8 +28,8 @@ class Dense(nn.Module):
     """W x + b.
 
     Several inputs act as one concatenated input: W [x1, x2] = W1 x1 + W2 x2. The products are computed separately for
-    speed. An input may have fewer rows than the others if it divides their number: its product is computed once and
-    each row is repeated. An input that needs no gradient costs nothing in the backward pass.
+    speed: an input that needs no gradient costs nothing in the backward pass. An input may have fewer rows than the
+    longest one, if their number divides that of the longest. The rows of its product are then repeated.
     """
 
     features: int

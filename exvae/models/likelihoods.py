@@ -13,8 +13,8 @@ from exvae.arrays import Array
 from exvae.distributions import log_bernoulli, log_discretized_logistic, logistic_level
 
 Pixels = Float[Array, "B H W C"]
-# Close to the final value for photographs, because with normalised gradients a step changes it by about the learning
-# rate at most.
+# The initial log-scale. It is close to the final value for photographs, because a step with normalised gradients
+# changes it by about the learning rate at most.
 FIRST_LOG_SCALE = math.log(0.03)
 
 
@@ -42,6 +42,7 @@ class DiscretizedLogistic(nn.Module):
     channels: int
 
     def setup(self) -> None:
+        """Create the log-scale of each channel."""
         self.log_scale = self.param("log_scale", nn.initializers.constant(FIRST_LOG_SCALE), (self.channels,))
 
     def log_prob(self, x: Pixels, logits: Pixels) -> Float[Array, " B"]:
@@ -49,7 +50,7 @@ class DiscretizedLogistic(nn.Module):
         return log_discretized_logistic(x, jax.nn.sigmoid(logits), self.log_scale)
 
     def mean(self, logits: Pixels) -> Pixels:
-        """The location of the logistic. It ignores that the outer levels collect the tails."""
+        """The location of the logistic: an approximation, because the outer levels collect the tails."""
         return jax.nn.sigmoid(logits)
 
     def quantile(self, u: Float[Array, "#B H W C"], logits: Pixels) -> Pixels:

@@ -1,7 +1,7 @@
 """PixelSNAIL HVAE: the encoders of ConvHVAE and an autoregressive decoder (supplement, architecture d).
 
-Differs from the authors' code: keys, queries and the output of the attention are 1x1 convolutions. There they pass
-through gated residual blocks. This model has 1,436,382 parameters, the authors' has 1,638,509.
+Differs from the authors' code: keys, queries and the output of the attention are 1x1 convolutions. The code uses gated
+residual blocks. This model has 1,436,382 parameters, the authors' model has 1,638,509.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADS, HEAD_DIM = 8, 4
 
 
 class Context(NamedTuple):
-    """What a pixel sees besides the pixels before it."""
+    """The inputs of a pixel besides the pixels before it."""
 
     start: Float[Array, "B H W F"]  # added to the first layer, a function of z
     side: Float[Array, "B H W 4"]  # the two maps of z, and the coordinates of the pixel
@@ -52,6 +52,7 @@ class Decoder(nn.Module):
     image_shape: tuple[int, int, int]
 
     def setup(self) -> None:
+        """Create the layers."""
         self.from_x = WeightNormConv(self.channels, causal.ABOVE_AND_LEFT)
         self.from_z = Conv(self.channels, 3)
         self.blocks = [GatedResidual(self.channels, DROPOUT) for _ in range(BLOCKS)]
@@ -62,40 +63,40 @@ class Decoder(nn.Module):
         self.output = WeightNormConv(self.image_shape[-1])
 
     def __call__(self, x: Maps, context: Context) -> Maps:
-        """Logits of all pixels of known images."""
+        """Compute the logits of all pixels of known images."""
         h = self.features(all_windows(x), context, all_windows)
         found = causal.causal_attention(self.queries(h, context), *self.keys_values(x, h, context))
         return self.head(h, found)
 
     def context(self, z_maps: Float[Array, "B H W 2"]) -> Context:
-        """The context of all pixels, from the two maps of z."""
-        # Differs from the authors' code: the maps of z are not masked, so every pixel sees all of z.
+        """Compute the context of all pixels from the two maps of z."""
+        # Differs from the authors' code: the maps of z are not masked. There, a pixel sees only a part of z.
         axes = (np.linspace(-0.5, 0.5, n, dtype=np.float32) for n in self.image_shape[:2])
         grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
         coordinates = jnp.broadcast_to(grid, (len(z_maps), *grid.shape))
         return Context(self.from_z(z_maps), jnp.concatenate([z_maps, coordinates], axis=-1))
 
     def features(self, x_windows: Windows, context: Context, windows: Callable[[Maps], Windows]) -> Maps:
-        """Features of the pixels, from the pixels before each of them and the context."""
+        """Compute the features of each pixel from the pixels before it and the context."""
         h = self.from_x(x_windows) + context.start
         for block in self.blocks:
             h = block(h, windows)
         return h
 
     def queries(self, h: Maps, context: Context) -> Float[Array, "B L h d"]:
-        """Queries of the attention."""
+        """Compute the queries of the attention."""
         return _heads(self.query(nn.elu(jnp.concatenate([h, context.side], axis=-1))))
 
     def keys_values(
         self, x: Float[Array, "B H W _"], h: Maps, context: Context
     ) -> tuple[Float[Array, "B L h d"], Float[Array, "B L h d"]]:
-        """Keys and values of the attention. They may depend on x_j, because only later pixels attend to them."""
+        """Compute keys and values. They may depend on x_j, because only later pixels attend to them."""
         joint = jnp.concatenate([x, h, context.side], axis=-1)
         key, value = jnp.split(self.key_value(nn.elu(joint)), 2, axis=-1)
         return _heads(key), _heads(value)
 
     def head(self, h: Maps, found: Float[Array, "B L h d"]) -> Float[Array, "B H W _"]:
-        """Logits, from the features and what the attention found."""
+        """Compute the logits from the features and the output of the attention."""
         h = h + self.attended(found.reshape(*h.shape[:3], HEADS * HEAD_DIM))
         return self.output(nn.elu(self.hidden(nn.elu(h))))
 
@@ -108,18 +109,19 @@ class PixelSNAIL(ConvHVAE):
     """An HVAE whose p(x|z1,z2) is a product over pixels, each conditioned on the pixels before it."""
 
     def setup_decoder(self) -> None:
+        """Create the maps of z1 and z2, and the autoregressive decoder."""
         pixels = self.image_shape[0] * self.image_shape[1]
         self.p_x_z1 = GatedDense(pixels)
         self.p_x_z2 = GatedDense(pixels)
         self.p_x = Decoder(self.channels, self.image_shape)
 
     def context(self, z2: Float[Array, "B D"], z1: Float[Array, "B D1"]) -> Context:
-        """What all pixels see of the latents."""
+        """Compute the context of all pixels from the latents."""
         maps = jnp.stack([self.p_x_z1(z1), self.p_x_z2(z2)], axis=-1)
         return self.p_x.context(maps.reshape(-1, *self.image_shape[:2], 2))
 
     def logits(self, x: Float[Array, "B H W C"], *latents: Float[Array, "B _"]) -> Float[Array, "B H W C"]:
-        """Logits of all pixels of known images."""
+        """Compute the logits of all pixels of known images."""
         return self.p_x(x, self.context(*latents))
 
     def log_px(self, x: Float[Array, "B H W C"], *latents: Float[Array, "B _"]) -> Float[Array, " B"]:
@@ -127,14 +129,14 @@ class PixelSNAIL(ConvHVAE):
         return self.family.log_prob(x, self.logits(x, *latents))
 
     def render(self, latents: Latents, u: Float[Array, "#B H W C"], draw: bool = False) -> Float[Array, "B H W C"]:
-        """Images drawn pixel by pixel; without `draw`, the mean of each pixel given the drawn pixels before it."""
+        """Draw images pixel by pixel. Without `draw`, return each pixel's mean given the drawn pixels before it."""
         num_pixels = self.image_shape[0] * self.image_shape[1]
         context = self.context(*latents)
         u = jnp.broadcast_to(u, (len(latents[0]), *self.image_shape))
         heads = jnp.zeros((len(u), num_pixels, HEADS, HEAD_DIM))
         empty = all_windows(jnp.zeros_like(u))
         start = Drawn(empty, empty, 2 * BLOCKS * [all_windows(jnp.zeros_like(context.start))], heads, heads)
-        # A loop of JAX cannot call a Flax module, only pure functions.
+        # A JAX loop needs a pure function. It cannot call the methods of a bound Flax module.
         model, variables = self.unbind()
 
         def draw_next(drawn: Drawn, number: Int[Array, ""]) -> tuple[Drawn, None]:
@@ -144,7 +146,7 @@ class PixelSNAIL(ConvHVAE):
         return causal.without_border(drawn.image if draw else drawn.mean)
 
     def draw_pixel(self, drawn: Drawn, context: Context, u: Maps, number: Int[Array, ""]) -> Drawn:
-        """Draw pixel `number`. Activations of the pixels before it are reused."""
+        """Draw pixel `number`. The activations of the pixels before it are not computed again."""
         pixel = Pixel(drawn.maps, *jnp.divmod(number, self.image_shape[1]))
         context = jax.tree.map(pixel.here, context)
         h = self.p_x.features(pixel.window(drawn.image), context, pixel.next_window)

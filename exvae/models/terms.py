@@ -14,7 +14,7 @@ from exvae.distributions import Normal
 
 
 class Terms(NamedTuple):
-    """The terms of the ELBO that do not involve the prior of the top latent, one row for each sample of z.
+    """The terms of the ELBO without the prior of the top latent, one row for each sample of z.
 
     elbo = log_px + log_ratio - log_q + log p(z). `exvae.priors` computes the last term.
     """
@@ -34,7 +34,7 @@ class Observed(NamedTuple):
     features: Float[Array, "I F"] | None  # one row per image, input of the lower latent's posterior; None if unused
 
     def repeat(self, times: int) -> Observed:
-        """Repeat each row `times` times, to draw as many codes for each image. `features` are not repeated."""
+        """Repeat each row `times` times, to draw that many codes for each image. `features` are not repeated."""
         if times == 1:
             return self
         x, q = jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), (self.x, self.q))
@@ -42,7 +42,7 @@ class Observed(NamedTuple):
 
 
 def check(terms: Terms, *, num_rows: int, latent_dim: int) -> None:
-    """Check the shapes and dtypes of what an architecture returned. Costs nothing in a compiled function.
+    """Check the shapes and dtypes of what `draw` or `terms` returned. This costs nothing in a compiled function.
 
     Raises:
       AssertionError: names the field, its shape and the expected one.
@@ -56,7 +56,7 @@ def check(terms: Terms, *, num_rows: int, latent_dim: int) -> None:
 
 
 def check_observed(seen: Observed, *, image_shape: tuple[int, ...], num_images: int, latent_dim: int) -> None:
-    """`check` for what an architecture observed of a batch."""
+    """Check the shapes and dtypes of what `observe` returned, as `check` does for `draw`."""
     _check("Observed", "x", seen.x, (num_images, *image_shape))
     _check_normal("Observed", seen.q, (num_images, latent_dim))
     if seen.features is not None:

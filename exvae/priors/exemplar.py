@@ -18,7 +18,7 @@ USES_EXEMPLARS = True
 
 
 def init(key: Array, options: ConfigDict, input_shape: tuple[int, ...]) -> dict:
-    """log sigma^2 ~ N(0, 1)."""
+    """Draw log sigma^2 ~ N(0, 1)."""
     del options, input_shape
     return {"log_var": jax.random.normal(key, ())}
 
@@ -46,21 +46,21 @@ class Components(Record):
 
     means: Float[Array, "N D"]
     log_var: Float[Array, ""]  # log sigma^2
-    count: int | Int[Array, ""]  # number of all components, also where `means` has only some
+    count: int | Int[Array, ""]  # number of all components, even if `means` has only some of them
 
     def at(self, index: Int[Array, " C"] | None) -> Components:
-        """The components of these exemplars. None selects all."""
+        """Select the components of these exemplars. None selects all."""
         return self if index is None else self.replace(means=self.means[index])
 
     def centred(self, origin: Float[Array, " D"]) -> Components:
-        """The mixture with `origin` at zero. This keeps the squares small for codes near it."""
+        """Shift the mixture so that `origin` is zero. Squares are then small for codes near it."""
         return self.replace(means=self.means - origin)
 
 
 def components(
     params: dict, encode: Encoder, means: Float[Array, "N D"] | None, count: int | Int[Array, ""] | None = None
 ) -> Components:
-    """The whole mixture. Rows of `means` after the first `count` are padding."""
+    """Return the whole mixture. Rows of `means` after the first `count` are padding."""
     del encode
     assert means is not None, "the exemplar prior needs the latent means of its exemplars"
     return Components(means, params["log_var"], len(means) if count is None else count)

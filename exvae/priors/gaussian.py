@@ -21,7 +21,7 @@ def gaussian_log_prob(z: Float[Array, "S D"]) -> Float[Array, " S"]:
 
 
 def init(key: Array, options: ConfigDict, input_shape: tuple[int, ...]) -> dict:
-    """This prior has no parameters."""
+    """Return {}: this prior has no parameters."""
     del key, options, input_shape
     return {}
 
@@ -37,7 +37,7 @@ def training_log_prob(
 def components(
     params: dict, encode: Encoder, means: Float[Array, "N D"] | None, count: int | Int[Array, ""] | None = None
 ) -> None:
-    """This prior has no components."""
+    """Return None: this prior has no components."""
     del params, encode, means, count
 
 
@@ -48,7 +48,7 @@ def log_prob(components: None, z: Float[Array, "S D"], mesh: Mesh | None = None)
 
 
 def transition(params: dict, q: Normal) -> Normal:
-    """q(z|x), as in the paper's data augmentation."""
+    """Return q(z|x), as in the paper's data augmentation."""
     del params
     return q
 

@@ -25,9 +25,9 @@ _product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 class Visible(NamedTuple):
     """Which exemplars each code may see."""
 
-    exemplar: Int[Array, " U"]  # number of each exemplar in the training set; NOBODY: nobody sees it
-    leave_out: Int[Array, " B"]  # exemplar that each code must not see; NOBODY: no such exemplar
-    neighbours: Int[Array, "B K"] | None  # the only exemplars that each code may see; None: all
+    exemplar: Int[Array, " U"]  # index of each exemplar in the training set; NOBODY: an empty slot
+    leave_out: Int[Array, " B"]  # index of the exemplar that each code must not see; NOBODY: none
+    neighbours: Int[Array, "B K"] | None  # indices of the only exemplars that each code may see; None: all
 
 
 def exemplar_log_prob(
@@ -44,17 +44,18 @@ def exemplar_log_prob(
     """log 1/M sum_j N(z | mu_j, sigma^2 I), Eq. (8), over the exemplars j that z may see.
 
     This function serves all objectives of the paper. The sum is exact over the exemplars in `means`. If they are only
-    the K nearest, the result is a lower bound, Eq. (9), because `count` is still M. Exemplars are processed in blocks,
-    forward and backward, so no array is larger than (B, BLOCK) or `means`. Differentiable in z, means and log_var.
+    the K nearest, the result is a lower bound, Eq. (9), because `count` is still M. The forward and the backward pass
+    process exemplars in blocks, so no array is larger than (B, BLOCK) or `means`. Differentiable in z, means and
+    log_var.
 
     Args:
       z: latent codes.
       means: mu(x_j) of the exemplars.
       log_var: log sigma^2.
       count: M, the number of components that the sum is divided by. It may differ between rows (leave-one-out).
-      exemplar_index: number of each exemplar in the training set. NOBODY marks an empty slot, which is skipped.
-      leave_out: number of the image of each row of z. That exemplar is skipped (O1).
-      neighbours: the numbers of the only exemplars that each row may see. None means all.
+      exemplar_index: index of each exemplar in the training set. NOBODY marks an empty slot, which is skipped.
+      leave_out: index of the image of each row of z. That exemplar is skipped (O1).
+      neighbours: the indices of the only exemplars that each row may see. None means all.
       mesh: each of its devices processes a part of the exemplars. None means that this device processes all.
     """
     batch, dim = z.shape
@@ -74,7 +75,7 @@ def exemplar_log_prob(
 def _tiles(
     means: Float[Array, "U D"], exemplar: Int[Array, " U"]
 ) -> tuple[Float[Array, "T block D"], Int[Array, "T block"]]:
-    """Cut the exemplars into blocks of equal size. The last block is filled up with NOBODY."""
+    """Cut the exemplars into blocks of equal size. NOBODY pads the last block."""
     block = min(BLOCK, means.shape[0])
     pad = -means.shape[0] % block
     means = jnp.pad(means, ((0, pad), (0, 0)))
@@ -126,7 +127,7 @@ def _log_sum_exp(
 
 
 def _finite(top: Float[Array, " B"]) -> Float[Array, " B"]:
-    """0 in rows that have seen no exemplar yet, because exp(-inf - 0) = 0."""
+    """Replace -inf by 0, in rows that have seen no exemplar yet. Then exp(-inf - 0) = 0."""
     return jnp.where(jnp.isneginf(top), 0.0, top)
 
 
@@ -136,7 +137,7 @@ def _over_exemplars(
     out_specs: PartitionSpec | tuple[PartitionSpec, ...],
     *more: PartitionSpec,
 ) -> Callable:
-    """`function` on each device for its part of the exemplars. Without a mesh, `function` itself."""
+    """Run `function` on each device for its part of the exemplars. Without a mesh, return `function` itself."""
     if mesh is None:
         return function
     whole, part = sharding.WHOLE, sharding.PART

@@ -1,4 +1,4 @@
-"""The interface of a prior. A prior works with codes and latent means, not with images: it is given an encoder."""
+"""The interface of a prior. A prior works with codes and latent means. It gets an encoder for inputs of its own."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Exemplars(Record):
     """The exemplars of a training step, and which of them each of the S codes may see."""
 
     means: Float[Array, "U D"]  # mu(x_j), encoded in this step
-    index: Int[Array, " U"]  # number of each exemplar in the training set; NOBODY marks an empty slot
+    index: Int[Array, " U"]  # index of each exemplar in the training set; NOBODY marks an empty slot
     count: Float[Array, " S"] | Int[Array, " S"] | int  # number of mixture components, for each code
-    leave_out: Int[Array, " S"] | None  # exemplar that each code must not see: its own image; None: no such exemplar
-    neighbours: Int[Array, "S K"] | None  # the only exemplars that each code may see; None: all of them
+    leave_out: Int[Array, " S"] | None  # index of each code's own image; None without leave-one-out
+    neighbours: Int[Array, "S K"] | None  # indices of the only exemplars that each code may see; None: all
 
 
 @runtime_checkable
 class Prior(Protocol):
-    """p(z) of the top latent. The priors of this package are modules with these names. An object works as well."""
+    """p(z) of the top latent. The priors of this package are modules with these names. Any object works as well."""
 
     USES_EXEMPLARS: bool  # whether p(z) is built from latent means of the training images
 
     def init(self, key: Array, options: ConfigDict, input_shape: tuple[int, ...]) -> dict:
-        """Initial parameters, stored as params["prior"].
+        """Return the initial parameters, which are stored as params["prior"].
 
         Args:
           options: config.prior.
@@ -43,7 +43,7 @@ class Prior(Protocol):
     def training_log_prob(
         self, params: dict, encode: Encoder, z: Float[Array, "S D"], exemplars: Exemplars | None, mesh: Mesh
     ) -> Float[Array, " S"]:
-        """log p(z) in the training objective. `exemplars` is None if the prior does not use them."""
+        """Compute log p(z) in the training objective. `exemplars` is None if the prior does not use them."""
         ...
 
     def components(
@@ -53,7 +53,7 @@ class Prior(Protocol):
         means: Float[Array, "N D"] | None,
         count: int | Int[Array, ""] | None = None,
     ) -> Any:
-        """The components of p(z) after training. They are computed once and used for many codes.
+        """Compute the components of p(z) after training. Call this once and use the result for many codes.
 
         Args:
           means: latent means of all exemplars. None if the prior does not use them.
@@ -62,11 +62,11 @@ class Prior(Protocol):
         ...
 
     def log_prob(self, components: Any, z: Float[Array, "S D"], mesh: Mesh | None = None) -> Float[Array, " S"]:
-        """log p(z) after training. With a mesh, each device may process a part of the components."""
+        """Compute log p(z) after training. With a mesh, each device may process a part of the components."""
         ...
 
     def transition(self, params: dict, q: Normal) -> Normal:
-        """The distribution of codes around an image with posterior q: r(z|x) for an exemplar prior, otherwise q."""
+        """Return the distribution of codes around an image: r(z|x) for an exemplar prior, otherwise q = q(z|x)."""
         ...
 
     def sample(

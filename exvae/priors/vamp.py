@@ -32,21 +32,21 @@ def vamp_log_prob(z: Float[Array, "S D"], q: Normal) -> Float[Array, " S"]:
 
 
 def init(key: Array, options: ConfigDict, input_shape: tuple[int, ...]) -> dict:
-    """Pseudo-inputs ~ N(0.05, 0.01^2)."""
-    # Differs from the authors' code: this is the initialisation that training starts from. There, the initialisation
-    # of the weights runs later and overwrites it.
+    """Draw pseudo-inputs ~ N(0.05, 0.01^2)."""
+    # Differs from the authors' code: training starts from these values. There, the initialisation of the weights runs
+    # later and overwrites them.
     return {"pseudo_inputs": 0.05 + 0.01 * jax.random.normal(key, (options.num_pseudo_inputs, *input_shape))}
 
 
 def pseudo_posteriors(params: dict, encode: Encoder) -> Normal:
-    """q(z|u_p) of the pseudo-inputs, clipped to [0, 1] like pixels."""
+    """Return q(z|u_p) of the pseudo-inputs u_p, which are clipped to [0, 1] like pixels."""
     return encode(jnp.clip(params["pseudo_inputs"], 0.0, 1.0))
 
 
 def training_log_prob(
     params: dict, encode: Encoder, z: Float[Array, "S D"], exemplars: Exemplars | None, mesh: Mesh
 ) -> Float[Array, " S"]:
-    """The mixture of the posteriors of the pseudo-inputs."""
+    """Compute log p(z) of the mixture of the posteriors of the pseudo-inputs."""
     del exemplars, mesh
     return vamp_log_prob(z, pseudo_posteriors(params, encode))
 
@@ -54,20 +54,20 @@ def training_log_prob(
 def components(
     params: dict, encode: Encoder, means: Float[Array, "N D"] | None, count: int | Int[Array, ""] | None = None
 ) -> Normal:
-    """The posteriors of the pseudo-inputs."""
+    """Return the posteriors of the pseudo-inputs."""
     del means, count
     return pseudo_posteriors(params, encode)
 
 
 def log_prob(components: Normal, z: Float[Array, "S D"], mesh: Mesh | None = None) -> Float[Array, " S"]:
-    """`vamp_log_prob` with the mean of z as the origin: codes of one image are close together, so squares are small."""
+    """Compute `vamp_log_prob` relative to the mean of z. Squares are then small if all codes are of one image."""
     del mesh
     origin = jnp.mean(z, axis=0)
     return vamp_log_prob(z - origin, components._replace(mean=components.mean - origin))
 
 
 def transition(params: dict, q: Normal) -> Normal:
-    """q(z|x), as in the paper's data augmentation."""
+    """Return q(z|x), as in the paper's data augmentation."""
     del params
     return q
 

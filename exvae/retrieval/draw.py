@@ -19,18 +19,18 @@ from jaxtyping import Bool, Int, UInt32
 
 from exvae.arrays import Record
 
-Array = jax.Array | np.ndarray  # all functions here use unsigned integers only, so host and devices compute equal bits
+Array = jax.Array | np.ndarray  # all functions here use only unsigned integers, so host and devices compute equal bits
 if TYPE_CHECKING:
     Number = Array
 else:
     Number = Array | np.uint32  # an element of a numpy array is a scalar, not an array
-ROUNDS = 8  # four rounds of a Feistel network already look random
+ROUNDS = 8  # of the Feistel network; its output already looks random after four
 
 
 class Draw(Record):
     """The M exemplars of a step: those that a keyed permutation of 0..N-1 maps below M.
 
-    Testing whether an exemplar is drawn takes a few operations for any N. Host and devices get the same answer without
+    Checking whether an exemplar is drawn takes a few operations for any N. Host and devices get the same answer without
     communication. The permutation is a Feistel network over a grid with at least N cells: each round shifts one
     coordinate by a hash of the other. The network is applied again to results outside 0..N-1 (cycle walking).
     """
@@ -40,11 +40,11 @@ class Draw(Record):
     num_exemplars: int = struct.field(pytree_node=False)  # M
 
     def contains(self, index: Int[Array, ...]) -> Bool[Array, ...]:
-        """Whether each of these exemplars is drawn."""
+        """Return whether each of these exemplars is drawn."""
         return self._walk(index, self._forward) < self.num_exemplars
 
     def members(self) -> Int[np.ndarray, " M"]:
-        """The numbers of all drawn exemplars, computed on the host."""
+        """Return the indices of all drawn exemplars, computed on the host."""
         members = self._walk(np.arange(self.num_exemplars, dtype=np.int32), self._backward)
         assert isinstance(members, np.ndarray), "members are computed with keys on the host"
         return members
@@ -83,7 +83,7 @@ class Draw(Record):
 def draw_exemplars(
     key: UInt32[Array, " 2"], step: int | Int[jax.Array, ""], num_train: int, num_exemplars: int
 ) -> Draw:
-    """The draw of a step: a function of the run's key and the number of the step, equal on host and devices."""
+    """Return the draw of a step: a function of the run's key and the step number, equal on host and devices."""
     number = np.full(1, step, np.uint32) if isinstance(step, int) else step.astype(jnp.uint32)[None]
     rounds = np.arange(ROUNDS, dtype=np.uint32)
     keys = _mix(key[0] ^ _mix(key[1] ^ _mix(number * np.uint32(ROUNDS) + rounds)))
@@ -92,7 +92,7 @@ def draw_exemplars(
 
 @functools.cache
 def _grid(num_cells: int) -> tuple[np.uint32, np.uint32]:
-    """Rows and columns of a roughly square grid with at least `num_cells` cells and as few others as possible."""
+    """Return rows and columns of a roughly square grid with at least `num_cells` cells and hardly more."""
     side = math.isqrt(num_cells - 1) + 1
     columns = min(range(side, side + max(1, side // 2)), key=lambda columns: -num_cells % columns)
     return np.uint32(-(-num_cells // columns)), np.uint32(columns)
@@ -109,7 +109,7 @@ def _add(a: Number, b: Number, modulus: np.uint32) -> Number:
 
 
 def _hash(x: Number, key: Number, size: np.uint32) -> Number:
-    """A number below `size` (at most 2^16), from the upper 16 of 32 mixed bits."""
+    """Return a number below `size` (at most 2^16), from the upper 16 of 32 mixed bits."""
     return ((_mix(x ^ key) >> np.uint32(16)) * size) >> np.uint32(16)
 
 

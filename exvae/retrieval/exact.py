@@ -17,15 +17,15 @@ from exvae.scale import sharding
 
 BLOCK = 25_600  # largest number of table rows scored at a time
 CPU_SCORES = 640_000  # pairs that a CPU scores at a time: the scores fit into a core's cache
-FAR = 1e30  # score of an empty slot. Not inf: accelerators split the factors of a full-precision product (inf - inf)
+FAR = 1e30  # score of an empty slot. Not inf: accelerators split factors into parts, which would give inf - inf
 SEGMENT = 32  # number of values in a segment of `smallest_k`
 
 
 def smallest_k(values: Float[Array, "B N"], k: int) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
-    """The k smallest values of each row in ascending order, and their positions. N must be a multiple of SEGMENT.
+    """Return the k smallest values of each row in ascending order, and their places. N must be a multiple of SEGMENT.
 
-    The result is exact. It takes two stages: the k smallest values are in the k segments with the smallest minima. A
-    segment consists of every (N / SEGMENT)-th value, which suits SIMD instructions.
+    The result is exact. The search has two stages: the k smallest values are in the k segments with the smallest
+    minima. A segment consists of every (N / SEGMENT)-th value, which suits SIMD instructions.
     """
     batch, n = values.shape
     columns = n // SEGMENT
@@ -46,7 +46,7 @@ def nearest(
     draw: Draw,
     leave_out: Int[Array, " B"] | None,
 ) -> Int[Array, "B K"]:
-    """The k drawn rows of the table nearest to each query, without the row `leave_out`; NOBODY if there are fewer.
+    """Find the k drawn table rows nearest to each query, without the row `leave_out`; NOBODY if there are fewer.
 
     Each device searches its own rows. Then the candidates of all devices are merged.
     """
@@ -54,7 +54,7 @@ def nearest(
 
     def local(queries: Array, table: Array, draw_keys: Array, leave_out: Array | None) -> Array:
         rows = lax.axis_index(sharding.AXIS) * len(table) + jnp.arange(len(table))
-        real = jnp.minimum(rows, draw.num_train - 1)  # `contains` may not terminate for rows of padding
+        real = jnp.minimum(rows, draw.num_train - 1)  # `contains` may not terminate for padding
         allowed = draw.replace(keys=draw_keys).contains(real) & (rows < draw.num_train)
         rows = jnp.nonzero(allowed, size=bound, fill_value=NOBODY)[0]
         values, found = nearest_of(queries, table, rows, k + 1)  # one more, because the query itself may be among them
@@ -71,11 +71,11 @@ def nearest(
 
 
 def _most_drawn(draw: Draw, num_rows: int) -> int:
-    """An upper bound on the number of drawn rows of a device. On a single device it is M.
+    """Return an upper bound on the number of drawn rows of a device. On a single device it is M.
 
     On several devices the number is hypergeometric. Let s be the device's share of the N rows. By Hoeffding's
-    inequality the number exceeds M s + sqrt(18 M) once in 10^15 draws. Rows beyond the bound would not be found, and
-    the objective would still be a lower bound.
+    inequality, less than one in 10^15 draws exceeds M s + sqrt(18 M). Rows beyond the bound would not be found, and the
+    objective would still be a lower bound.
     """
     m = draw.num_exemplars
     share = min(1.0, num_rows / draw.num_train)
@@ -84,7 +84,7 @@ def _most_drawn(draw: Draw, num_rows: int) -> int:
 
 
 def best_of(values: Float[Array, "B C"], rows: Int[Array, "B C"], k: int) -> Int[Array, "B K"]:
-    """The k rows with the smallest scores in ascending order; NOBODY if there are fewer."""
+    """Return the k rows with the smallest scores in ascending order; NOBODY if there are fewer."""
     value, best = lax.top_k(-values, k)
     return jnp.where(-value > 0.5 * FAR, NOBODY, jnp.take_along_axis(rows, best, axis=1))
 
@@ -92,10 +92,10 @@ def best_of(values: Float[Array, "B C"], rows: Int[Array, "B C"], k: int) -> Int
 def nearest_of(
     queries: Float[Array, "B D"], table: Float[Array, "R D"], rows: Int[Array, " M"], k: int
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
-    """Scores and numbers of the k nearest rows of each block of the table, among `rows`. The score of NOBODY is FAR.
+    """Find the k nearest rows of each block of `rows`, and their scores. The score of NOBODY is FAR.
 
-    The score is ||q - c||^2 / 2 - ||q||^2 / 2 = ||c||^2 / 2 - q.c, which has the order of the distance. The half norm
-    is one more column of the matrix product.
+    The score is ||q - c||^2 / 2 - ||q||^2 / 2 = ||c||^2 / 2 - q.c, which has the same order as the distance. The half
+    norm is an extra column of the matrix product.
     """
     rows, block = _blocks(rows, k, len(queries))
     found = table[rows]
@@ -115,7 +115,7 @@ def nearest_of(
 
 
 def _blocks(rows: Int[Array, " M"], least: int, num_queries: int) -> tuple[Int[Array, " P"], int]:
-    """Row numbers padded with NOBODY to blocks of equal size, and that size. It is a multiple of SEGMENT."""
+    """Pad row numbers with NOBODY to blocks of equal size. Also return the size, a multiple of SEGMENT."""
     on_cpu = jax.default_backend() == "cpu"
     most = min(BLOCK, max(1024, CPU_SCORES // num_queries)) if on_cpu else BLOCK
     num_blocks = -(-len(rows) // most)

@@ -1,6 +1,6 @@
-"""An index of the table of means on the host, rebuilt in the background during training.
+"""A search index of the table of means on the host, rebuilt in the background during training.
 
-A library does the search. To add one, write a module that implements `Library` and add it to `INDEXES`.
+A library such as ScaNN does the search. To add one, write a module that implements `Library` and add it to `INDEXES`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Index(Protocol):
     """An index of a snapshot of the table."""
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Neighbours of these rows, nearest first, including the row itself; NOBODY if too few were found."""
+        """Find neighbours of these rows, nearest first, including the row itself; NOBODY if too few are found."""
         ...
 
 
@@ -45,11 +45,11 @@ class Shape(Protocol):
         ...
 
     def describe(self) -> str:
-        """The settings in a few words, for the log."""
+        """Describe the settings in a few words, for the log."""
         ...
 
     def advice(self) -> str:
-        """What to change in the config if the index finds too few neighbours."""
+        """Advise what to change in the config if the index finds too few neighbours."""
         ...
 
 
@@ -73,8 +73,8 @@ class Indices:
     """The current index, and the next one, which is built in the background.
 
     Every `rebuild_steps` steps the next index becomes the current one, and a new build starts from the current table.
-    The table of the index in use is therefore one to two such periods old. The swap happens at a fixed step, so a run
-    does not depend on the speed of the machine. If the build has not finished by then, training waits and prints it.
+    The table of the index in use is therefore one to two such periods old. The swap happens at a fixed step, so the
+    result does not depend on the speed of the machine. If the build has not finished by then, training waits for it.
     """
 
     def __init__(self, shape: Shape, num_neighbours: int, min_recall: float):
@@ -91,11 +91,11 @@ class Indices:
         self._used = self._next
         self._used.result()
         if (waited := time.monotonic() - began) > 1.0:
-            print(f"waited {waited:.0f} s for the index: a larger config.retrieval.rebuild_steps leaves it more time")
+            print(f"waited {waited:.0f} s for the index: a larger config.retrieval.rebuild_steps gives it more time")
         self._next = in_background(self._build, table)
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Neighbours of these rows in the current index."""
+        """Find neighbours of these rows in the current index."""
         return self._used.result()[0].search(index)
 
     @property
@@ -115,7 +115,7 @@ class Indices:
 
 
 def recall(index: Index, table: Table, k: int) -> float:
-    """The fraction of the k nearest other rows that an index finds, averaged over random rows."""
+    """Return the fraction of the k nearest other rows that an index finds, averaged over random rows."""
     rows = np.random.default_rng(0).integers(len(table), size=RECALL_QUERIES)
     found = index.search(rows)
     k = min(k, len(table) - 1, found.shape[1] - 1)
@@ -131,7 +131,7 @@ def recall(index: Index, table: Table, k: int) -> float:
 
 
 def _kth_square(table: Table, rows: Int[np.ndarray, " Q"], k: int) -> Float[np.ndarray, " Q"]:
-    """Squared distance to the k-th nearest other row."""
+    """Return the squared distance to the k-th nearest other row."""
     queries, nearest = table[rows], np.full((len(rows), k), np.inf, np.float32)
     norms = np.sum(np.square(queries), axis=1)[:, None]
     for start in range(0, len(table), RECALL_ROWS):

@@ -17,9 +17,9 @@ from exvae.retrieval import NOBODY
 from exvae.retrieval.slots import num_candidates
 
 BRUTE_FORCE_BELOW = 10_000  # with fewer rows a tree saves no time
-LEAVES_SEARCHED = 25  # smallest number. For N = 50,000 to 10^6 and sqrt(N) leaves it finds 97 % of the 40 nearest
-CODES_FROM = 500_000  # number of rows from which 4-bit codes save time (40 dimensions)
-REORDERED = 5  # rows that are scored again exactly, for each candidate
+LEAVES_SEARCHED = 25  # or more. Of sqrt(N) leaves, 25 hold 97 % of the 40 nearest for N = 50,000 to 10^6
+CODES_FROM = 500_000  # with at least so many rows, 4-bit codes save time (40 dimensions)
+REORDERED = 5  # rows scored again exactly, as a multiple of the candidates
 TRAINING_ROWS = 100_000  # largest number of rows that k-means is trained on
 SET_MIN_LOG_LEVEL = "_ZN4absl12lts_2025012714SetMinLogLevelENS0_18LogSeverityAtLeastE"  # symbol in scann 1.4.2
 WARNING = 1  # absl's number of this level
@@ -42,21 +42,21 @@ class Shape(NamedTuple):
     num_results: int  # C, candidates for each query
     leaves: int  # leaves of the tree; 0: no tree, every row is scored
     searched: int  # leaves that a query searches
-    reorder: int  # rows scored again exactly after a first score from 4-bit codes; 0: no codes
+    reorder: int  # rows scored again exactly after a first score with 4-bit codes; 0: no codes
 
     def describe(self) -> str:
-        """The settings in a few words, for the log."""
+        """Describe the settings in a few words, for the log."""
         tree = f"{self.leaves} leaves, {self.searched} searched" if self.leaves else "no leaves, every row scored"
         return (
             f"{tree}, {f'{self.reorder} scored again' if self.reorder else 'no codes'}, {self.num_results} candidates"
         )
 
     def advice(self) -> str:
-        """What to change in the config if the index finds too few neighbours."""
+        """Advise what to change in the config if the index finds too few neighbours."""
         return (
-            f"more config.retrieval.leaves_searched (now {self.searched} of {self.leaves}) finds more"
+            f"a larger config.retrieval.leaves_searched (now {self.searched} of {self.leaves}) finds more"
             if self.leaves
-            else "its codes lose them: a larger config.retrieval.reorder scores more rows exactly"
+            else "a larger config.retrieval.reorder scores more rows exactly"
         )
 
     def build(self, table: Float[np.ndarray, "N D"]) -> ScannIndex:
@@ -65,7 +65,7 @@ class Shape(NamedTuple):
 
 
 def choose_shape(config: ConfigDict, num_train: int) -> Shape:
-    """The settings of the index for N rows and K neighbours. Nonzero fields of config.retrieval take precedence.
+    """Choose the settings of the index for N rows and K neighbours. Nonzero fields of config.retrieval take precedence.
 
     The tree has sqrt(N) leaves, which balances the cost of finding leaves and of scoring rows. A query searches 25
     leaves, or as many as hold three times the candidates. The time of a query grows with sqrt(N). From 500,000 rows on,
@@ -104,7 +104,7 @@ class ScannIndex:
         self._searcher = builder.build()
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Neighbours of rows `index`, nearest first, including the row itself; NOBODY if too few were found.
+        """Find neighbours of rows `index`, nearest first, including the row itself; NOBODY if too few are found.
 
         Differs from the paper: the query is the row of the indexed table, not the mean under the newest parameters.
         Query and neighbours are then equally old, and the host can search for the next step while the device computes
@@ -120,7 +120,7 @@ class ScannIndex:
 def _quiet(scann: ModuleType) -> None:
     """Hide the two lines that ScaNN's C++ code logs to standard error in each build. Warnings and errors remain.
 
-    ScaNN has no setting for this. If the library lacks the symbol, the lines appear.
+    ScaNN has no setting for this. In versions without the symbol, the lines appear.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(scann.scann_ops_pybind.scann_pybind.__file__)[SET_MIN_LOG_LEVEL](WARNING)

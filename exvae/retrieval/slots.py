@@ -7,9 +7,9 @@ exact  the K nearest of each image, from the table   in the compiled step, in `c
 A chosen exemplar occupies a slot, and each slot belongs to a device.
 
 Differs from the paper: neighbours are the K nearest *among the drawn* exemplars, as in the authors' code. Algorithm 1
-takes the K nearest of all exemplars and keeps those that are drawn, which may be none.
-Differs from the authors' code: the image itself is removed before the K nearest are selected. There it takes one of the
-K places and is masked afterwards.
+takes the K nearest of all exemplars and keeps those that are drawn. There may be none.
+Differs from the authors' code: the image itself is removed before the K nearest are selected. There, it is one of the K
+and is masked afterwards.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from exvae.scale import sharding
 class Slots(Record):
     """The exemplars of a step, and which of them each image may see."""
 
-    index: Int[Array, " U"]  # number of the exemplar in each slot; NOBODY marks an empty slot
+    index: Int[Array, " U"]  # index of the exemplar in each slot; NOBODY marks an empty slot
     count: Int[Array, " B"] | int  # number of mixture components, for each image
-    leave_out: Int[Array, " B"] | None  # the images' own numbers; None without leave-one-out
-    neighbours: Int[Array, "B K"] | None  # the only exemplars that each image may see; None: all of them
+    leave_out: Int[Array, " B"] | None  # index of each image itself; None without leave-one-out
+    neighbours: Int[Array, "B K"] | None  # indices of the only exemplars that each image may see; None: all
 
     def repeat(self, times: int) -> Slots:
         """Repeat the row of each image `times` times, once for each of its codes."""
@@ -53,17 +53,17 @@ class Lookup(Protocol):
     """A search on the host, for example in an index of the table (`exvae/retrieval/index.py`)."""
 
     def search(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Candidates for each of these rows of the table, nearest first; NOBODY if there are fewer."""
+        """Find candidates for each of these table rows, nearest first; NOBODY if there are fewer."""
         ...
 
 
 def choose_on_host(
     config: ConfigDict, draw: Draw, index: Int[np.ndarray, " B"], lookup: Lookup | None
 ) -> Int[np.ndarray, " U"] | None:
-    """The slots, if the host chooses them. None if the compiled step chooses them.
+    """Choose the slots on the host. Return None if the compiled step chooses them.
 
     Args:
-      index: numbers of the batch's images.
+      index: indices of the batch's images.
       lookup: the search of the host; None if it has none.
     """
     if config.retrieval.search == "none":
@@ -101,7 +101,7 @@ def nearest(
     queries: Float[Array, "B D"],
     table: Float[Array, "R D"],
 ) -> Int[Array, " U"]:
-    """search = exact: K slots for each image, with the rows of the table nearest to its latent mean."""
+    """Choose K slots for each image: the table rows nearest to its latent mean (search = exact)."""
     leave_out = index if config.prior.leave_one_out else None
     k = config.retrieval.num_neighbours
     return exact.nearest(mesh, jax.lax.stop_gradient(queries), table, k, draw=draw, leave_out=leave_out).reshape(-1)
@@ -117,15 +117,16 @@ def choose(
     queries: Float[Array, "B D"],
     table: Float[Array, "R D"] | None,
 ) -> Slots:
-    """The exemplars that each image of the batch may see: O1, O2 and O3 of the paper.
+    """Choose the exemplars that each image of the batch may see: O1, O2 and O3 of the paper.
 
     Differs from the paper: with retrieval.scored = union (the default) an image sees the neighbours of the whole batch,
     as in the authors' code, and not only its own K. This gives a tighter bound for the same work.
-    Differs from the paper: the images of a batch share one draw of M exemplars, as in the authors' code. The paper has
-    a draw from the other N - 1 images for each image. Here, a drawn image sees the M - 1 others and divides by M - 1.
+    Differs from the paper: the images of a batch share one draw of M exemplars, as in the authors' code. In the
+    paper, each image has its own draw from the other N - 1 images. Here, a drawn image sees the M - 1 others and
+    divides by M - 1.
 
     Args:
-      index: numbers of the batch's images.
+      index: indices of the batch's images.
       chosen: the result of `choose_on_host`.
       queries: the images' latent means.
     """
@@ -143,11 +144,10 @@ def choose(
 
 
 def num_candidates(k: int, num_exemplars: int, num_train: int) -> int:
-    """The number C of neighbours to ask for, so that K remain after removing the query and exemplars not drawn.
+    """Return the number C of neighbours to search for, so that K remain without the query and undrawn exemplars.
 
-    On average C M / N of them are drawn. C is chosen so that three standard deviations below this mean there are still
-    K + 1, and at least 11: for small K the normal approximation is poor, and an image without neighbours would have a
-    prior of zero.
+    On average C M / N of them are drawn. Three standard deviations below this mean there are still K + 1, and at
+    least 11: for small K the normal approximation is poor, and an image without neighbours would have a prior of zero.
     """
     p, wanted = num_exemplars / num_train, max(k, 10) + 1
     root = (3 * math.sqrt(1 - p) + math.sqrt(9 * (1 - p) + 4 * wanted)) / 2  # of C p - 3 sqrt(C p (1-p)) = wanted
@@ -157,7 +157,7 @@ def num_candidates(k: int, num_exemplars: int, num_train: int) -> int:
 def cut(
     candidates: Int[np.ndarray, "B C"], k: int, *, draw: Draw, leave_out: Int[np.ndarray, " B"] | None
 ) -> Int[np.ndarray, "B K"]:
-    """The first k candidates of each row that are drawn and are not the row's own image; NOBODY if there are fewer."""
+    """Keep the first k candidates of each row that are drawn and not the image itself; NOBODY if there are fewer."""
     valid = (candidates != NOBODY) & draw.contains(np.maximum(candidates, 0))
     if leave_out is not None:
         valid &= candidates != leave_out[:, None]
@@ -166,7 +166,7 @@ def cut(
 
 
 def each_once(slots: Int[Array, " U"]) -> Int[Array, " U"]:
-    """Replace duplicates by NOBODY, so that each exemplar is in one slot. No exemplar moves to another slot."""
+    """Replace duplicates by NOBODY, so that each exemplar is in one slot. The others stay in their slots."""
     order = jnp.argsort(slots, stable=True)
     ascending = slots[order]
     again = jnp.append(False, ascending[1:] == ascending[:-1])
@@ -174,10 +174,10 @@ def each_once(slots: Int[Array, " U"]) -> Int[Array, " U"]:
 
 
 def _contains(mesh: Mesh, draw: Draw, index: Int[Array, " B"]) -> Bool[Array, " B"]:
-    """Whether each image is drawn.
+    """Return whether each image is drawn.
 
-    Each device computes this for its own images. The computation has a loop, and a loop over arrays that are split
-    would exchange data between devices in each iteration.
+    Each device computes this for its own images. Otherwise the loop in `contains` would exchange data between devices
+    in each iteration.
     """
 
     def local(keys: Array, index: Array) -> jax.Array | np.ndarray:

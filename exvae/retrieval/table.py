@@ -1,9 +1,9 @@
-"""The table of latent means that RAT searches. Row n is mu(x_n) when exemplar n was last encoded.
+"""The table of latent means that RAT searches. Row n is mu(x_n), computed when exemplar n was last encoded.
 
 The rows are split over the devices. Their number R is N rounded up to a multiple of the number of devices.
 
 Differs from the authors' code: the table is filled once and then only updated, as in Algorithm 1 of the paper. The code
-refreshes it in every epoch; retrieval.refresh_epochs = 1 does the same.
+refreshes it in every epoch, as does retrieval.refresh_epochs = 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tables = TypeVar("Tables")  # a table, two of them, or None. Their number of row
 
 
 def fill(encode_all: Callable[[], Table], *, indexed: bool) -> tuple[Table, tuple[Table, Table] | None]:
-    """The table before the first step (Algorithm 1). If `indexed`, also the tables of the first two indices."""
+    """Encode all exemplars before the first step (Algorithm 1). If `indexed`, copy the table for both indices."""
     table = encode_all()
     return table, (jnp.copy(table), jnp.copy(table)) if indexed else None
 
@@ -51,7 +51,7 @@ def refresh(table: Table | None, encode_all: Callable[[], Table], *, epoch: int,
 
 
 def like(mesh: Mesh, num_rows: int, latent_dim: int) -> jax.ShapeDtypeStruct:
-    """Shape and sharding of a saved table. The number of devices may have changed since it was saved."""
+    """Return the shape and sharding of a saved table. The number of devices may have changed since then."""
     place = sharding.part(mesh) if num_rows % mesh.size == 0 else sharding.whole(mesh)
     return jax.ShapeDtypeStruct((num_rows, latent_dim), jnp.float32, sharding=place)
 
@@ -68,5 +68,5 @@ def resize(mesh: Mesh, tables: Tables, num_train: int) -> Tables:
 
 
 def on_host(table: Table, num_train: int) -> Float[np.ndarray, "N D"]:
-    """A copy without padding. It must be a copy, because the next step reuses the memory of the table."""
+    """Copy the table to the host, without padding. It must be a copy: the next step reuses the table's memory."""
     return np.array(sharding.fetch(table)[:num_train])

@@ -29,22 +29,22 @@ from exvae.state import TrainState, step_key
 
 
 def uses_exemplars(config: ConfigDict) -> bool:
-    """Whether the prior is built from training images."""
+    """Return whether the prior is built from training images."""
     return PRIORS[config.prior.name].USES_EXEMPLARS
 
 
 def uses_table(config: ConfigDict) -> bool:
-    """Whether training searches a table of latent means."""
+    """Return whether training searches a table of latent means."""
     return uses_exemplars(config) and config.retrieval.search != "none"
 
 
 def uses_index(config: ConfigDict) -> bool:
-    """Whether training searches an index on the host."""
+    """Return whether training searches an index on the host."""
     return uses_exemplars(config) and config.retrieval.search in INDEXES
 
 
 class Feeder:
-    """Makes the Batch of each step, and owns the index that it searches."""
+    """An object that prepares the Batch of each step, and owns the search index if there is one."""
 
     def __init__(self, config: ConfigDict, model: nn.Module, mesh: Mesh, store: Store, state: TrainState):
         """
@@ -58,7 +58,7 @@ class Feeder:
         self._find = _make_find(config, model, mesh, len(store))
 
     def __call__(self, state: TrainState, number: int, index: Int[np.ndarray, " B"]) -> Batch:
-        """The batch of step `number`. `state` is only used by an exact search with images on the host."""
+        """Prepare the batch of step `number`. Only an exact search with images on the host uses `state`."""
         own = index[self._rows]
         batch = Batch(sharding.join_rows(self._mesh, own, len(index)), store=self._store.whole)
         if self._store.on_host:
@@ -72,7 +72,7 @@ class Feeder:
         return batch.replace(chosen_images=self._store.take(chosen)) if self._store.on_host else batch
 
     def swap_index(self, state: TrainState, number: int) -> TrainState:
-        """If it is due before step `number`, switch to the next index and start to build one of the current table."""
+        """Switch to the next index if it is due before step `number`, and start to build one of the current table."""
         if not self._indices or not number or number % self._config.retrieval.rebuild_steps:
             return state
         assert state.table is not None and state.indexed is not None, "an index needs a table"
@@ -82,19 +82,19 @@ class Feeder:
 
     @property
     def figures(self) -> dict[str, float]:
-        """For the log: the recall of the index, if there is one."""
+        """The recall of the index, if there is one, for the log."""
         return {"recall": self._indices.recall} if self._indices else {}
 
     def _choose(
         self, state: TrainState, batch: Batch, number: int, own: Int[np.ndarray, " b"]
     ) -> Int[np.ndarray, " u"] | None:
-        """The exemplar slots of this process. None if the compiled step finds them."""
+        """Choose the exemplar slots of this process. Return None if the compiled step finds them."""
         draw = draw_exemplars(self._key, number, len(self._store), self._config.prior.num_exemplars)
         chosen = slots.choose_on_host(self._config, draw, own, self._indices)
         if chosen is None and not self._store.on_host:
             return None
         if self._indices is not None:
-            return chosen  # already those of this process's images
+            return chosen  # the search already used only this process's images
         if chosen is None:
             chosen = sharding.fetch(self._find(state, batch))
         pad = sharding.round_up(len(chosen), self._mesh) - len(chosen)
@@ -105,7 +105,7 @@ class Feeder:
         assert state.indexed is not None, "an index needs a table"
         options = self._config.retrieval
         shape = INDEXES[options.search].choose_shape(self._config, len(self._store))
-        print(f"index of {shape.describe()}, rebuilt every {options.rebuild_steps} steps", flush=True)
+        print(f"index: {shape.describe()}, rebuilt every {options.rebuild_steps} steps", flush=True)
         indices = Indices(shape, options.num_neighbours, options.min_recall)
         used, pending = (table.on_host(part, len(self._store)) for part in state.indexed)
         # Until the first swap both tables are equal to the initial one.
@@ -117,7 +117,7 @@ class Feeder:
 def _make_find(
     config: ConfigDict, model: nn.Module, mesh: Mesh, num_train: int
 ) -> Callable[[TrainState, Batch], Int[Array, " U"]]:
-    """The compiled search of search = exact on its own. It finds the same slots as the step would."""
+    """Compile the search of search = exact on its own. It finds the same slots as the training step would."""
 
     @jax.jit
     def find(state: TrainState, batch: Batch) -> Int[Array, " U"]:

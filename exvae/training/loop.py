@@ -33,7 +33,7 @@ from exvae.training.feed import Feeder, uses_exemplars
 from exvae.training.setup import Setup, describe, prepare, start
 from exvae.uses import gallery
 
-AGREE_STEPS = 20  # number of steps after which several processes agree whether to save a checkpoint
+AGREE_STEPS = 20  # steps between two agreements of several processes on whether to save a checkpoint
 
 
 class Diverged(Exception):
@@ -54,7 +54,7 @@ class Stopwatch:
         self._cpu = time.process_time() - before.get("cpu_seconds", 0.0) if known else None
 
     def spent(self) -> dict[str, float]:
-        """Seconds up to now, as they are saved in a checkpoint."""
+        """Return the seconds up to now, in the form that a checkpoint saves."""
         cpu = {} if self._cpu is None else {"cpu_seconds": time.process_time() - self._cpu}
         return {"seconds": time.monotonic() - self._wall, **cpu}
 
@@ -74,7 +74,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     results = train(config, workdir)
     print(
         f"best epoch {results['best_epoch']}\n{describe_figures(results['test'])}\n"
-        f"figures  {workdir}/results.json  {workdir}/metrics.jsonl  (tensorboard --logdir={workdir})\n"
+        f"numbers  {workdir}/results.json  {workdir}/metrics.jsonl  (tensorboard --logdir={workdir})\n"
         f"samples  {workdir}/figures/samples.png"
     )
 
@@ -82,7 +82,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
 def train(config: ConfigDict, workdir: Path) -> dict:
     """Train from the start or from the last checkpoint, evaluate the best parameters, and return results.json."""
     setup = prepare(config, workdir)
-    chex.clear_trace_counter()  # each run may trace its step once, also if the process has trained other runs
+    chex.clear_trace_counter()  # each run may trace its step once, even if the process has trained other runs
     print(f"{describe(setup)}\n{setup.store.describe()}", flush=True)
     checkpoints = Checkpoints(workdir)
     state, spent = start(setup, checkpoints)
@@ -118,7 +118,7 @@ def _loop(setup: Setup, tools: Tools, state: TrainState) -> TrainState:
 
 
 def _run_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> TrainState:
-    """The remaining steps of an epoch."""
+    """Take the remaining steps of an epoch."""
     config = setup.config
     order = epoch_order(config.seed, epoch, len(setup.store), config.train.batch_size)
     step = int(state.step)
@@ -146,20 +146,20 @@ def _run_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> Tra
 
 
 def _meta(setup: Setup, tools: Tools) -> dict[str, Any]:
-    """The metadata of a checkpoint."""
+    """Return the metadata of a checkpoint."""
     rows = sharding.round_up(len(setup.store), setup.mesh)
     return {**tools.stopwatch.spent(), "images": setup.checksum, "rows": rows}
 
 
 def _is_due(step: int, due: bool) -> bool:
-    """Whether to save now. Clocks differ between processes, so every AGREE_STEPS steps the main process decides."""
+    """Return whether to save now. Clocks differ, so the main process decides for all, every AGREE_STEPS steps."""
     if jax.process_count() == 1:
         return due
     return step % AGREE_STEPS == 0 and bool(sharding.agree(np.int32(due)))
 
 
 def check_finite(step: int, elbo: Array | float) -> float:
-    """The ELBO as a number. Raises Diverged if it is not finite, so that no checkpoint holds NaN."""
+    """Return the ELBO as a number. Raise Diverged if it is not finite, so that no checkpoint holds NaN."""
     value = float(elbo)
     if not np.isfinite(value):
         raise Diverged(f"the ELBO or a gradient is not finite at step {step}; the last good checkpoint is kept")
@@ -167,7 +167,7 @@ def check_finite(step: int, elbo: Array | float) -> float:
 
 
 def _end_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> TrainState:
-    """Validate, save the best parameters, log, refresh the table. Validation and refresh only if they are due."""
+    """Validate, save the best parameters, log and refresh the table. Skip validation and refresh if not due."""
     config, step = setup.config, int(state.step)
     rate = tools.progress.rate(step)
     train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
@@ -188,7 +188,7 @@ def _end_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> Tra
 
 
 def _validate(setup: Setup, state: TrainState, epoch: int) -> dict[str, float]:
-    """ELBO, reconstruction and KL of the validation images, with all exemplars."""
+    """Compute the ELBO, reconstruction and KL of the validation images, with all exemplars."""
     params = state.best_guess
     means = setup.evaluator.encode_all(params, setup.store) if uses_exemplars(setup.config) else None
     key = keys.stream(jax.random.wrap_key_data(state.key), keys.VALID, epoch)
@@ -209,7 +209,7 @@ def _keep_best(setup: Setup, tools: Tools, state: TrainState, epoch: int, elbo: 
 
 
 def _sigma(config: ConfigDict, state: TrainState) -> dict[str, float]:
-    """For the log: sigma of an exemplar prior."""
+    """Return sigma of an exemplar prior, for the log."""
     return {"sigma": float(jnp.exp(0.5 * state.params["prior"]["log_var"]))} if uses_exemplars(config) else {}
 
 

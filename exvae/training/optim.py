@@ -12,7 +12,7 @@ from exvae.arrays import Array
 from exvae.once import for_equal_configs
 
 NORM_EPS = 1e-7
-AVERAGE_STEPS = 8  # steps between two updates of the average. Updates in each step would cost 5 % of a small step
+AVERAGE_STEPS = 8  # steps between two updates of the average. An update in each step would add 5 % to a small step
 
 
 def normalise_gradients() -> optax.GradientTransformation:
@@ -28,7 +28,7 @@ def normalise_gradients() -> optax.GradientTransformation:
 
 
 def learning_rate(options: ConfigDict, total_steps: int) -> optax.Schedule:
-    """The learning rate: constant as in the paper, or a linear rise followed by a cosine decay to a floor.
+    """Return the schedule of the rate: constant as in the paper, or a linear rise and a cosine decay to a floor.
 
     Args:
       options: config.optim.
@@ -46,7 +46,7 @@ def learning_rate(options: ConfigDict, total_steps: int) -> optax.Schedule:
 
 @for_equal_configs("optim")
 def optimizer(config: ConfigDict, total_steps: int) -> optax.GradientTransformation:
-    """Adam(0.9, 0.999, 1e-8) on normalised gradients; with `weight_decay` AdamW (Loshchilov & Hutter, 2019)."""
+    """Build Adam(0.9, 0.999, 1e-8) on normalised gradients; with `weight_decay` AdamW (Loshchilov & Hutter, 2019)."""
     options = config.optim
     first = normalise_gradients() if options.normalise_gradients else optax.identity()
     decay = [optax.add_decayed_weights(options.weight_decay, mask=_decayed)] if options.weight_decay else []
@@ -56,7 +56,7 @@ def optimizer(config: ConfigDict, total_steps: int) -> optax.GradientTransformat
 
 
 def _decayed(params: dict) -> dict:
-    """True for matrices and kernels of the networks, False for biases and for parameters of the prior."""
+    """Return True for matrices and kernels of the networks, False for biases and for parameters of the prior."""
     return {part: jax.tree.map(lambda p, part=part: part == "model" and p.ndim > 1, params[part]) for part in params}
 
 

@@ -35,7 +35,7 @@ class Setup(NamedTuple):
     config: ConfigDict
     workdir: Path
     grey: data.Dataset
-    dataset: data.Dataset  # as `grey`, but valid and test are binarized if the model is Bernoulli
+    dataset: data.Dataset  # like `grey`, but valid and test are binarized if the model is Bernoulli
     exemplars: data.Split  # exemplars of the final evaluation
     store: Store  # training images
     mesh: Mesh
@@ -80,7 +80,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Setup:
 
 
 def describe(setup: Setup) -> str:
-    """A description of the run in one line."""
+    """Describe the run in one line."""
     config, sizes = setup.config, [len(part) for part in vars(setup.dataset).values()]
     height, width, channels = setup.model.image_shape
     prior = f"{config.prior.name} prior"
@@ -95,7 +95,7 @@ def describe(setup: Setup) -> str:
 
 
 def start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict[str, Any]]:
-    """The last saved state and its metadata, or the initial state with its table filled (Algorithm 1)."""
+    """Return the last saved state and its metadata, or the initial state with a filled table (Algorithm 1)."""
     config, mesh, num_train = setup.config, setup.mesh, len(setup.store)
 
     def init() -> TrainState:
@@ -107,10 +107,10 @@ def start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict[str,
         state, meta = restored
         if meta["images"] != setup.checksum:
             raise UserError(f"--workdir={setup.workdir} holds a run on other training images: choose another")
-        print(f"going on from step {int(state.step)} in {setup.workdir}")
+        print(f"resuming from step {int(state.step)} in {setup.workdir}")
         resized = (table.resize(mesh, part, num_train) for part in (state.table, state.indexed))
         return state.replace(**dict(zip(("table", "indexed"), resized, strict=True))), meta
-    state = jax.jit(init, out_shardings=state_shardings(mesh))()  # one compilation instead of one per tensor
+    state = jax.jit(init, out_shardings=state_shardings(mesh))()  # one compilation, not one per tensor
     if uses_table(config):
         filled = table.fill(lambda: setup.evaluator.encode_all(state.params, setup.store), indexed=uses_index(config))
         state = state.replace(table=filled[0], indexed=filled[1])
@@ -118,7 +118,7 @@ def start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict[str,
 
 
 def _with_tables(setup: Setup, state: TrainState, num_rows: int) -> TrainState:
-    """`state` with tables of `num_rows` rows, as in the checkpoint."""
+    """Add tables of `num_rows` rows to `state`, as in the checkpoint."""
     if not uses_table(setup.config):
         return state
     saved = table.like(setup.mesh, num_rows, setup.config.model.latent_dim)

@@ -33,7 +33,7 @@ def make_train_step(
     num_train: int,
     steps_per_epoch: int,
 ) -> TrainStep:
-    """The compiled function (state, batch) -> (state, mean ELBO). It reuses the memory of the old state.
+    """Compile the function (state, batch) -> (state, mean ELBO). It reuses the memory of the old state.
 
     The ELBO is NaN if the loss or any gradient is not finite.
     """
@@ -56,7 +56,7 @@ def make_train_step(
         finite = jnp.isfinite(info.loss) & jnp.isfinite(optax.tree.norm(info.grads))
         return state, jnp.where(finite, figures["elbo"], jnp.nan)
 
-    # Each new trace would mean a new compilation in the middle of a run, so chex raises an error.
+    # A second trace would mean a slow compilation in the middle of a run, so chex raises an error.
     chex.clear_trace_counter()
     out = (state_shardings(mesh), sharding.whole(mesh))
     return jax.jit(chex.assert_max_traces(train_step, n=1), donate_argnums=0, out_shardings=out)

@@ -9,13 +9,13 @@ from exvae.state import EarlyStopping
 
 
 def is_over(stopping: EarlyStopping, patience: int) -> bool:
-    """Whether training should end."""
-    # Differs from the authors' code: training ends after 50 bad epochs. The code stops after 51.
+    """Return whether training should end."""
+    # Differs from the authors' code: training ends after `patience` bad epochs. The code allows one more.
     return int(stopping.bad_epochs) >= patience
 
 
 def update(stopping: EarlyStopping, epoch: int, elbo: float, *, warmup_epochs: int, every: int = 1) -> EarlyStopping:
-    """The record after the validation of an epoch.
+    """Return the record after the validation of an epoch.
 
     The number of bad epochs stays 0 until the KL warm-up ends, because the objective changes during the warm-up.
 

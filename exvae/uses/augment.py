@@ -1,4 +1,4 @@
-"""Data augmentation: train a classifier on real images and on new ones that a trained model draws around them."""
+"""Data augmentation: train a classifier on real images, and on new images that a trained model draws around them."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def train_network(
     """Train one classifier, or continue from the checkpoint in `folder`.
 
     Args:
-      start: returns a fresh state, given a seed.
-      text: the beginning of printed lines.
-      folder: the folder for checkpoints.
+      start: function from a seed to the initial state.
+      text: beginning of all printed lines.
+      folder: folder for checkpoints.
 
     Returns:
       The last state, and the seconds of training.
@@ -96,7 +96,7 @@ def train_network(
 
 
 def main(run: TrainedModel) -> None:
-    """The task `augment`: classifiers for every lambda, their errors, a plot, and misclassified images."""
+    """Run the task `augment`: classifiers for every lambda, their errors, a plot, and misclassified images."""
     options, grey = run.config.augment, run.grey
     if any(part.labels is None for part in vars(grey).values()):
         raise UserError("augmentation needs labels, and these images have no labels")
@@ -166,7 +166,7 @@ def train_networks(
 
 
 def summarise(found: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Mean and standard deviation of the errors, over the networks of each lambda."""
+    """Compute the mean and standard deviation of the errors, over the networks of each lambda."""
     lines = []
     for networks in found:
         errors = [record["error"] for record in networks]
@@ -176,7 +176,7 @@ def summarise(found: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def lines_of(results: dict[str, Any]) -> tuple[list[float], list[float], list[float]]:
-    """Lambdas, errors in percent, and standard deviations of the errors in percent."""
+    """Return the lambdas, and the errors and their standard deviations in percent."""
     errors = results["errors"]
     return (
         [line["lambda"] for line in errors],
@@ -186,14 +186,14 @@ def lines_of(results: dict[str, Any]) -> tuple[list[float], list[float], list[fl
 
 
 def results_path(workdir: Path, split: str) -> Path:
-    """The file with the errors of a run."""
+    """Return the path of the file with the errors of a run."""
     return workdir / f"augment_{split}.json"
 
 
 def save_figures(
     run: TrainedModel, results: dict[str, Any], found: list[list[dict[str, Any]]], held_out: data.Split
 ) -> None:
-    """Plot the error over lambda, also of runs to compare with (Figure 6 of the paper), and misclassified images."""
+    """Plot the error over lambda, of this run and of others (Figure 6 of the paper), and misclassified images."""
     options, folder = run.config.augment, run.workdir / "figures"
     curves = {run.workdir: results}
     others = [Path(folder) for folder in sorted(glob.glob(options.compare))] if options.compare else []
@@ -211,9 +211,9 @@ def save_figures(
         if same:
             curves[other] = theirs
         else:
-            print(f"{other}: no augmentation with the same data and settings, left out of the plot")
+            print(f"{other}: no augmentation results with the same data and settings; left out of the plot")
     path, names = folder / f"lambda_{options.split}.png", [workdir.name for workdir in curves]
-    path.unlink(missing_ok=True)  # an earlier command may have had other settings
+    path.unlink(missing_ok=True)  # it may be from an earlier command with other settings
     if max(len(curve["errors"]) for curve in curves.values()) > 1:
         lines = {
             f"{workdir.name if names.count(workdir.name) == 1 else workdir} ({curve['prior']})": lines_of(curve)
@@ -241,11 +241,11 @@ def batches(
     size: int,
     real: float,
 ) -> Iterator[tuple[Float[np.ndarray, "B H W C"], Shaped[np.ndarray, " B"]]]:
-    """An endless iterator over batches (x, y) of shuffled epochs.
+    """Return an endless iterator over batches (x, y) of shuffled epochs.
 
     Args:
       size: the batch size.
-      real: the probability of an image to appear itself. Otherwise a new image with the same label takes its place.
+      real: the probability that an image is used itself. Otherwise a new image with the same label replaces it.
     """
     if len(labels) != len(images):
         raise UserError(f"{len(labels)} labels for {len(images)} images")

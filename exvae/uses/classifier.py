@@ -30,7 +30,7 @@ BATCH = 1000  # images classified at a time
 
 
 class Classifier(nn.Module):
-    """Two hidden layers with ReLU on flat images. It does not use the positions of pixels (permutation invariant)."""
+    """A network with two hidden layers and ReLU. It ignores the positions of pixels (permutation invariant)."""
 
     hidden_dim: int
     num_classes: int
@@ -55,7 +55,7 @@ class Source(NamedTuple):
 class State:
     """Everything that a training step of the classifier changes."""
 
-    # Not typed as arrays, because checkpoints also hold states of shapes and of None.
+    # Not typed as arrays, because checkpoints also handle states that hold shapes or None.
     step: PyTree  # () int32
     params: PyTree
     opt_state: optax.OptState
@@ -65,7 +65,8 @@ Step = Callable[[State, dict, Source, Array, Array], tuple[State, Array]]
 
 
 def synthesize(key: Array, model: nn.Module, params: dict, codes: Normal) -> Float[Array, "B H W C"]:
-    """Decoder means at z ~ r(z|x), rounded to the 256 levels of real images. There is no gradient to the model."""
+    """Decode z ~ r(z|x) to means, rounded to the 256 levels of real images."""
+    # Differs from the authors' code: no gradient flows into the model, which is fixed. The code computes that gradient.
     key_z, key_x = jax.random.split(key)
     mean = generate.decode(key_x, model, params, sample_normal(key_z, codes), draw=False)
     return jax.lax.stop_gradient(jnp.round(mean * 255.0) * (1.0 / 255.0))
@@ -87,10 +88,10 @@ def loss_fn(
 
     Args:
       real: the real images; not used if lambda is 0.
-      new: a new image for each real one; not used if lambda is 1, and may be None then.
+      new: a new image for each real one; not used if lambda is 1, when it may be None.
     """
     parts = [(weight, x) for weight, x in ((lambda_, real), (1.0 - lambda_, new)) if weight > 0]
-    # An image and its new version are neighbours, so a device keeps its part of the batch.
+    # An image and its new version are adjacent, so each device keeps its part of the batch.
     x = jnp.stack([x for _, x in parts if x is not None], axis=1)  # (B, parts, H, W, C)
     logits = _logits(classifier, params, x.reshape(-1, *x.shape[2:]))
     targets = optax.smooth_labels(jax.nn.one_hot(labels, classifier.num_classes), smoothing)
@@ -99,7 +100,7 @@ def loss_fn(
 
 
 def make_optimizer(options: ConfigDict, num_steps: int) -> optax.GradientTransformation:
-    """SGD with momentum and a learning rate that falls linearly. `options` is config.augment."""
+    """Build SGD with momentum and a learning rate that falls linearly. `options` is config.augment."""
     rate = options.learning_rate
     return optax.sgd(optax.linear_schedule(rate, LAST_RATE * rate, num_steps), momentum=MOMENTUM)
 
@@ -112,7 +113,7 @@ def make_step(
     lambda_: float,
     smoothing: float,
 ) -> Step:
-    """The compiled step (state, parameters of the model, source, key, indices of images) -> (state, loss).
+    """Compile the step (state, parameters of the model, source, key, indices of images) -> (state, loss).
 
     Each step draws its own new images.
     """
@@ -138,7 +139,7 @@ def make_step(
 def init_state(
     key: Array, classifier: Classifier, optimizer: optax.GradientTransformation, image_shape: tuple[int, ...]
 ) -> State:
-    """The state before the first step."""
+    """Return the state before the first step."""
     params = classifier.init(key, jnp.zeros((1, *image_shape)))["params"]
     return State(jnp.int32(0), params, optimizer.init(params))
 
@@ -151,7 +152,7 @@ def make_source(run: TrainedModel, split: data.Split) -> Source:
 
 
 def predict(classifier: Classifier, params: dict, images: UInt8[np.ndarray, "n H W C"]) -> Int[np.ndarray, " n"]:
-    """The most likely class of each image."""
+    """Return the most likely class of each image."""
     return map_batches(lambda _, batch: _predict(classifier, params, batch), images, BATCH)
 
 

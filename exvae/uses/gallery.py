@@ -1,6 +1,6 @@
-"""The tasks `sample`, `interpolate` and `iterate`: they draw images with `generate` and write figures and files.
+"""The tasks `sample`, `interpolate` and `iterate`: draw images with `generate`, and write figures and files.
 
-Their sources are exemplars: those of config.generate.index, or random ones (of the class config.generate.label).
+They start from exemplars: those of config.generate.index, or random ones (of the class config.generate.label).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def save_samples(key: Array, run: TrainedModel) -> None:
 
 
 def _pool(run: TrainedModel) -> Int[np.ndarray, " s"] | None:
-    """The exemplars that the command line selects; None: it does not select any."""
+    """Return the exemplars that the command line selects, or None if it selects none."""
     options = run.config.generate
     if not options.index and options.label < 0:
         return None
@@ -46,7 +46,7 @@ def _pool(run: TrainedModel) -> Int[np.ndarray, " s"] | None:
 
 
 def _sources(key: Array, run: TrainedModel, count: int) -> Int[np.ndarray, " s"]:
-    """The selected exemplars if the command line has their indices, else `count` random ones."""
+    """Return the exemplars of config.generate.index, or else `count` random ones."""
     pool = _pool(run)
     if pool is not None and run.config.generate.index:
         return pool
@@ -54,7 +54,7 @@ def _sources(key: Array, run: TrainedModel, count: int) -> Int[np.ndarray, " s"]
 
 
 def sample_task(run: TrainedModel, out: str = "") -> None:
-    """The task `sample`: draw random samples, and plates around exemplars."""
+    """Run the task `sample`: draw random samples, and plates around exemplars."""
     options = run.config.generate
     how = {"temperature": options.temperature, "draw": options.draw}
     key_random, key_pick, key_plates = jax.random.split(jax.random.key(options.seed), 3)
@@ -73,11 +73,11 @@ def sample_task(run: TrainedModel, out: str = "") -> None:
 
 
 def interpolate_task(run: TrainedModel, out: str = "") -> None:
-    """The task `interpolate`: interpolations and crossovers of pairs of exemplars, and grids around one exemplar."""
+    """Run the task `interpolate`: interpolate and cross over pairs of exemplars, and draw grids around exemplars."""
     options = run.config.generate
     sources = _sources(jax.random.key(options.seed), run, 2 * options.num_sources)
     if (options.index and len(sources) % 2) or len(sources) < 2:
-        raise UserError(f"interpolation needs pairs of exemplars, and {len(sources)} cannot be paired")
+        raise UserError(f"interpolation needs pairs of exemplars, so their number must be even, not {len(sources)}")
     sources = sources[: len(sources) // 2 * 2]
     x = run.exemplars.images[sources]
     a, b = x[0::2], x[1::2]
@@ -101,7 +101,7 @@ def interpolate_task(run: TrainedModel, out: str = "") -> None:
 
 
 def iterate_task(run: TrainedModel, out: str = "") -> None:
-    """The task `iterate`: draw chains that start from exemplars and from noise."""
+    """Run the task `iterate`: draw chains that start from exemplars and from noise."""
     options = run.config.generate
     key_pick, key_noise, *keys = jax.random.split(jax.random.key(options.seed), 4)
     sources = _sources(key_pick, run, options.num_sources)
@@ -117,13 +117,13 @@ def iterate_task(run: TrainedModel, out: str = "") -> None:
 
 
 def _figure(run: TrainedModel, name: str) -> Path:
-    """The path of a figure, which is also printed."""
+    """Print and return the path of a figure."""
     path = run.workdir / "figures" / name
     print(f"figure   {path}")
     return path
 
 
 def _rows_of(columns: int, images: Float[np.ndarray, "n H W C"]) -> Float[np.ndarray, "R columns H W C"]:
-    """Arrange images in rows. White images fill the last row."""
+    """Arrange images in rows. White images complete the last row."""
     filled = np.pad(images, [(0, -len(images) % columns)] + 3 * [(0, 0)], constant_values=1.0)
     return filled.reshape(-1, columns, *images.shape[1:])

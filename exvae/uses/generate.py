@@ -23,15 +23,15 @@ from exvae.runs.trained import TrainedModel
 
 PLATE = 12  # a source and eleven samples, as in Figure 3 of the paper
 GRID = 5  # cells along a side of a grid
-REACH = 2.0  # distance from its middle to its edge, in standard deviations
-NEIGHBOURS = 100  # exemplars from which its directions are computed
+REACH = 2.0  # distance from the middle to the edge of a grid, in standard deviations
+NEIGHBOURS = 100  # exemplars from which the directions of a grid are computed
 
 Indices = Int[np.ndarray, " s"] | Sequence[float]  # of exemplars; `choose` checks them
 Latents = tuple[Float[np.ndarray, "n _"], ...]  # of every level, the top one first
 
 
 def decode(key: Array, model: nn.Module, params: dict, z: Float[Array, "B D"], draw: bool) -> Float[Array, "B H W C"]:
-    """The mean of p(x|z), or an image drawn from it."""
+    """Return the means of p(x|z), or images drawn from it."""
     return models.apply(model, params, key, z, draw, method="decode")
 
 
@@ -46,7 +46,7 @@ def _around(
     temperature: Float[Array, ""] | float,
     draw: bool,
 ) -> Float[Array, "B H W C"]:
-    """z ~ r(z|x), Eq. (7), then p(x|z)."""
+    """Draw z ~ r(z|x), Eq. (7), and decode it."""
     key_z, key_x = jax.random.split(key)
     q = models.apply(model, params, to_unit(x) if x.dtype == np.uint8 else x, method="encode")
     return decode(key_x, model, params, sample_normal(key_z, prior.transition(params["prior"], q), temperature), draw)
@@ -63,7 +63,7 @@ def _from_prior(
     temperature: Any,  # a number, which jit replaces by a tracer
     draw: bool,
 ) -> Float[Array, "n H W C"]:
-    """z ~ p(z), then p(x|z), for a prior without exemplars."""
+    """Draw z ~ p(z) of a prior without exemplars, and decode it."""
     key_z, key_x = jax.random.split(key)
     components = prior.components(params["prior"], encoder(model, params), None)
     z = prior.sample(key_z, components, (count, model.latent_dim), temperature)
@@ -83,17 +83,17 @@ def _render(model: nn.Module, params: dict, latents: tuple[Float[Array, "B _"], 
 
 
 def block(run: TrainedModel) -> int:
-    """Images per batch: twice the codes whose activations fit in the cache of a CPU core. Random keys depend on it."""
+    """Return the images per batch, twice the codes that fit into a CPU core's cache. Random keys depend on it."""
     return 2 * run.model.block_rows
 
 
 def latents(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"]) -> Latents:
-    """Posterior means of all latents, the top one first."""
+    """Return the posterior means of all latents, the top one first."""
     return map_batches(lambda _, batch: _latents(run.model, run.params, batch), images, block(run), run.mesh)
 
 
 def render(run: TrainedModel, codes: Latents) -> Float[np.ndarray, "n H W C"]:
-    """The mean of p(x|z), given all latents."""
+    """Return the mean of p(x|z), given all latents."""
     widths = np.cumsum([part.shape[1] for part in codes])[:-1]
 
     def render_batch(_: int, rows: Array) -> Array:
@@ -103,18 +103,18 @@ def render(run: TrainedModel, codes: Latents) -> Float[np.ndarray, "n H W C"]:
 
 
 def choose(exemplars: Split, index: Indices | None, label: int | None) -> Int[np.ndarray, " s"]:
-    """Indices of exemplars.
+    """Select exemplars and return their indices.
 
     Args:
-      index: choose only from these; None: from all.
-      label: choose only those of this class; None: of any class.
+      index: select only from these; None: from all.
+      label: select only those of this class; None: of any class.
 
     Raises:
       UserError: there are no such exemplars.
     """
     chosen = np.arange(len(exemplars)) if index is None else np.atleast_1d(np.asarray(index))
     if chosen.dtype.kind not in "iu" or not len(chosen):
-        raise UserError(f"exemplars are chosen by their numbers, not by {index!r}")
+        raise UserError(f"exemplars are chosen by their indices, not by {index!r}")
     if len(outside := chosen[(chosen < 0) | (chosen >= len(exemplars))]):
         raise UserError(f"there is no exemplar {outside[0]}: they are numbered 0..{len(exemplars) - 1}")
     if label is None:
@@ -138,7 +138,7 @@ def around(
     temperature: float = 1.0,
     draw: bool = False,
 ) -> Float[np.ndarray, "n H W C"]:
-    """A new image for each image: z ~ r(z|x), or z ~ q(z|x) if the prior has no exemplars; then p(x|z).
+    """Draw a new image for each image: z ~ r(z|x), or z ~ q(z|x) if the prior has no exemplars; then p(x|z).
 
     Args:
       images: bytes, or floats in 0..1.
@@ -196,21 +196,21 @@ def sample(
 def plates(
     key: Array, run: TrainedModel, sources: Int[np.ndarray, " P"], **options: Any
 ) -> Float[np.ndarray, "P n H W C"]:
-    """Each exemplar, followed by images drawn around it. `options` are those of `around`."""
+    """Draw images around each exemplar, and put the exemplar first. `options` are those of `around`."""
     x = run.exemplars.images[sources]
     new = around(key, run, np.repeat(x, PLATE - 1, axis=0), **options)
     return np.concatenate([to_unit(x)[:, None], new.reshape(len(x), PLATE - 1, *x.shape[1:])], axis=1)
 
 
 def reconstruct(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"]) -> Float[np.ndarray, "n H W C"]:
-    """The mean of p(x|z) at the posterior means of all latents."""
+    """Return the mean of p(x|z) at the posterior means of all latents."""
     return render(run, latents(run, images))
 
 
 def interpolate(
     run: TrainedModel, a: UInt8[np.ndarray, "n H W C"], b: UInt8[np.ndarray, "n H W C"], steps: int
 ) -> Float[np.ndarray, "n steps H W C"]:
-    """Images along the line between the posterior means of all latents. Both ends are reconstructions."""
+    """Render images along the line between the posterior means of all latents. Both ends are reconstructions."""
     ends = [latents(run, x) for x in (a, b)]
     frames = [
         render(run, jax.tree.map(lambda u, v, t=t: (1.0 - t) * u + t * v, *ends))
@@ -236,7 +236,7 @@ def crossover(
 def grid(
     run: TrainedModel, image: UInt8[np.ndarray, "H W C"], size: int = GRID
 ) -> Float[np.ndarray, "size size H W C"]:
-    """A grid of images around one image, which is in the middle.
+    """Render a grid of images around one image, which is in the middle.
 
     The top latent moves along the two directions in which the exemplars near the image vary most. Lower latents are
     those of the image.
@@ -255,7 +255,7 @@ def grid(
 def iterate(
     key: Array, run: TrainedModel, start: Float[np.ndarray, "n H W C"], steps: int, **options: Any
 ) -> Float[np.ndarray, "n steps H W C"]:
-    """Chains in which each image is the exemplar of the next one (supplement G). `options` are those of `around`."""
+    """Draw chains in which each image is the exemplar of the next (supplement G). `options` are those of `around`."""
     chain = [start]
     for key_step in jax.random.split(key, steps):
         chain.append(around(key_step, run, chain[-1], **options))

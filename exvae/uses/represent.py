@@ -39,7 +39,7 @@ def _nearest(queries: Float[Array, "B D"], table: Float[Array, "N D"], k: int) -
 
 @functools.partial(jax.jit, static_argnames="ks")
 def vote(labels: Int[Array, "B K"], ks: tuple[int, ...]) -> Int[Array, "k B"]:
-    """For every k, the most frequent of the first k labels. Of several, it is the smallest."""
+    """Return for every k the most frequent of the first k labels. In a tie, the smallest label wins."""
     same = labels[:, :, None] == labels[:, None, :]  # (B, K, K)
     winners = []
     for k in ks:
@@ -56,7 +56,7 @@ def knn_errors(
     labels: Int[np.ndarray, " n"],
     ks: tuple[int, ...] = KS,
 ) -> dict[int, float]:
-    """For every k, the fraction of queries whose label is not that of the majority of their k nearest known points."""
+    """Return for every k the fraction of queries whose k nearest known points vote for another label."""
     ks = tuple(k for k in ks if k <= len(known))
     if not ks:
         raise UserError(f"kNN classification needs at least {KS[0]} known images, not {len(known)}")
@@ -69,7 +69,7 @@ def knn_errors(
 
 
 def classify(means: dict[str, np.ndarray], dataset: data.Dataset) -> dict[str, Any]:
-    """kNN errors as in Table 4 of the paper: k is chosen with train against valid, then train+valid against test."""
+    """Compute kNN errors as in Table 4 of the paper: choose k on valid with train, then test with train+valid."""
     labels = {name: part.labels for name, part in vars(dataset).items()}
     if any(part is None for part in labels.values()):
         raise UserError("kNN classification needs labels, and these images have none")
@@ -83,7 +83,7 @@ def classify(means: dict[str, np.ndarray], dataset: data.Dataset) -> dict[str, A
 class Explanation(NamedTuple):
     """The exemplars nearest to the code of each image, and the fraction of p(z|X) that comes from each."""
 
-    index: Int[np.ndarray, "n K"]  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: Int[np.ndarray, "n K"]  # type: ignore[assignment]  # hides tuple.index, which is not needed here
     responsibility: Float[np.ndarray, "n K"]  # r(z|x_n) / sum_m r(z|x_m) at z = mu(x), over all exemplars m
 
 
@@ -97,7 +97,7 @@ def _explain(z: Float[Array, "B D"], means: Float[Array, "N D"], log_var: Float[
 
 
 def explain(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"], k: int) -> Explanation:
-    """The k exemplars with the largest responsibilities for each image, in decreasing order."""
+    """Find the k exemplars with the largest responsibilities for each image, in decreasing order."""
     if not run.prior.USES_EXEMPLARS:
         raise UserError(f"the {run.config.prior.name} prior has no exemplars to explain an image with")
     if not 1 <= k <= len(run.exemplars):
@@ -110,10 +110,10 @@ def explain(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"], k: int) -> 
 
 
 def memorisation(key: Array, run: TrainedModel, count: int) -> dict[str, Float[np.ndarray, " n"]]:
-    """Distances in pixel space to the nearest training image, for samples and for three kinds of reference images.
+    """Compute pixel distances to the nearest training image, for samples and three kinds of reference images.
 
-    The mean of a decoder is smoother than a real image, and therefore closer to all images. So samples should be
-    compared with reconstructions. Reconstructions of training images show the distances of a model that copies.
+    The mean of a decoder is smoother than a real image, and therefore closer to all images. Compare samples with
+    reconstructions for this reason. Reconstructions of training images show the distances of a model that copies.
     """
     key_samples, *keys = jax.random.split(key, 3)
     train, test = (
@@ -131,7 +131,7 @@ def memorisation(key: Array, run: TrainedModel, count: int) -> dict[str, Float[n
 
 
 def main(run: TrainedModel, out: str = "") -> None:
-    """The task `represent`: kNN errors, t-SNE, active units, explanations and memorisation; latent means as npz."""
+    """Run the task `represent`: kNN errors, t-SNE, active units, explanations, memorisation; save latent means."""
     options = run.config.represent
     folder = run.workdir / "figures"
     num_test = len(run.grey.test)

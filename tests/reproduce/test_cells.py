@@ -140,7 +140,7 @@ def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_othe
     set_revision(monkeypatch, "after")
     assert cells.run(plans[1:], runs, folder, 1) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("done     good_seed1  log-likelihood -")
-    assert "going on from step" in (runs / "good_seed1" / "log.txt").read_text()
+    assert "resuming from step" in (runs / "good_seed1" / "log.txt").read_text()
     cell = results.read(folder / "good_seed1.json")
     found = json.loads((runs / "good_seed1" / "results.json").read_text())
     assert cell.git == "before after"  # the code was changed between the two

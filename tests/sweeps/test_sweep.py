@@ -148,8 +148,8 @@ def test_folder_names_are_safe_and_distinct(tmp_path):
         (["--sweep=seed=0", "--sweep_slurm=partition=gpu"], "needs --sweep_executor=slurm, not local"),
         (["--sweep=seed=0", "--sweep_executor=slurm", "--sweep_slurm=gpu"], "must be NAME=VALUE"),
         (["--sweep=seed=0", "--task=evaluate"], "--sweep goes with --task=train, not with evaluate"),
-        (["--sweep=seed=0", "--distributed"], "without --distributed and without --out"),
-        (["--sweep=seed=0", "--out=x.npz"], "without --distributed and without --out"),
+        (["--sweep=seed=0", "--distributed"], "cannot be combined with --distributed or --out"),
+        (["--sweep=seed=0", "--out=x.npz"], "cannot be combined with --distributed or --out"),
     ],
 )
 def test_bad_sweep_is_one_line_and_nothing_runs(capsys, tmp_path, monkeypatch, arguments, said):

@@ -105,7 +105,7 @@ def test_killed_process_goes_on_bit_for_bit(tiny_config, tiny_flags, tmp_path):
     process = start(flags, killed)
     out, err = process.communicate()
     assert process.returncode == 0, err
-    assert "going on from step" in out
+    assert "resuming from step" in out
     tiny_config.optim.rise_steps, tiny_config.optim.learning_rate = 200, 4e-3
     loop.train(tiny_config, straight)
     assert_same_run(tiny_config, killed, straight)

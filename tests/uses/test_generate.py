@@ -337,7 +337,7 @@ def test_chosen_exemplars_come_one_plate_each_in_the_order_given(make_run, monke
     np.testing.assert_allclose(seen[0][:, 0], run.exemplars.images[[9, 4]] / 255, atol=1e-6)
     assert seen[0].shape[:2] == (2, 12)
     run.config.generate.index = (3,)
-    with pytest.raises(UserError, match="1 cannot be paired"):
+    with pytest.raises(UserError, match="must be even, not 1"):
         gallery.interpolate_task(run)
 
 
