@@ -1,4 +1,7 @@
-"""The state of training: everything that a step changes. A resumed run repeats the same steps, bit for bit."""
+"""The state of training: everything that a step changes. A resumed run repeats the same steps, bit for bit.
+
+Differs from the authors' code: there a resumed run repeats epochs and loses its random state.
+"""
 
 from __future__ import annotations
 

@@ -64,6 +64,8 @@ def make_scorer(config: ConfigDict, model: nn.Module, mesh: Mesh, *, candidates:
             return Scores(log_mean_exp(samples.log_w)[None], jnp.zeros(1), jnp.zeros(1))
         origin = seen.q.mean[0]
         chosen = None
+        # Differs from the paper: by default only the nearest exemplars are counted. eval.method = exact counts all.
+        # Differs from the authors' code: everything is computed in float32. The code uses float64.
         if candidates is not None and candidates < len(components.means):
             chosen = nearest(origin, components.means, candidates)
         counted = components.at(chosen).centred(origin)

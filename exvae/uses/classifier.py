@@ -66,6 +66,7 @@ Step = Callable[[State, dict, Source, Array, Array], tuple[State, Array]]
 
 def synthesize(key: Array, model: nn.Module, params: dict, codes: Normal) -> Float[Array, "B H W C"]:
     """Decoder means at z ~ r(z|x), rounded to the 256 levels of real images. There is no gradient to the model."""
+    # Differs from the authors' code: the classifier's gradient does not flow into the model. There it does.
     key_z, key_x = jax.random.split(key)
     mean = generate.decode(key_x, model, params, sample_normal(key_z, codes), draw=False)
     return jax.lax.stop_gradient(jnp.round(mean * 255.0) * (1.0 / 255.0))
