@@ -306,6 +306,13 @@ def test_differences_of_the_page_are_those_marked_in_the_code():
     assert code == page, f"only in the code: {dict(code - page)}; only on the page: {dict(page - code)}"
 
 
+def test_tree_of_the_code_is_the_folder():
+    text = next(block.text for block in blocks(ROOT / "docs" / "how-it-works.md") if "\nexvae/\n" in block.text)
+    named = set(re.findall(r"^  (\w[\w./]*)", text, re.M))
+    there = {path.name + "/" * path.is_dir() for path in (ROOT / "exvae").iterdir() if not path.name.startswith("__")}
+    assert named == there
+
+
 def load_generator():
     spec = importlib.util.spec_from_file_location("make_configuration", ROOT / "docs" / "make_configuration.py")
     module = importlib.util.module_from_spec(spec)
