@@ -23,7 +23,8 @@ def get_config(argument: str = "") -> ConfigDict:
     # Differs from the paper: the whole table is encoded every epoch, as in the authors' code, because batch norm
     # changes all means.
     config.retrieval.refresh_epochs = 1
-    config.eval.num_images = 1000  # of 19,962
+    # Differs from the paper: the log-likelihood is of 1000 random test images, not of all 19,962.
+    config.eval.num_images = 1000
     if values["runlocal"] == "true":
         common.shrink(config, channels=16, epochs=8, kl_warmup_epochs=3, eval_images=200)
     return config

@@ -98,6 +98,7 @@ def algorithm_1(problem: Problem, state: TrainState, batch: Batch) -> tuple[Trai
         exemplars = None
         if draw is not None:
             # 4. Find the neighbours of mu(x) in the table: the K nearest drawn exemplars, without x itself (O1, O3).
+            # Differs from the paper: Eq. (12) asks for the neighbours of z, Algorithm 1 for those of mu(x), as here.
             queries = terms.q.mean[::samples]
             slots = choose(config, mesh, draw, batch.index, chosen=batch.chosen, queries=queries, table=state.table)
             # 5. Encode them to mu(x_j), with gradients: the prior shares the encoder, Eq. (7).

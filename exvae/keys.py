@@ -1,4 +1,7 @@
-"""Random keys of a run. The key of a stream at time t is fold_in(fold_in(key, stream), t), a function of the seed."""
+"""Random keys of a run. The key of a stream at time t is fold_in(fold_in(key, stream), t), a function of the seed.
+
+Differs from the authors' code: everything random is a function of the seed. There the initialisation has no seed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The state of training: everything that a step changes.
+"""The state of training: everything that a step changes. A resumed run repeats the same steps, bit for bit.
 
-Differs from the authors' code: a resumed run takes the same steps, bit for bit, as a run that was never stopped. There,
-the initialisation has no seed, and a resumed run repeats epochs and loses the random state.
+Differs from the authors' code: there a resumed run repeats epochs and loses its random state.
 """
 
 from __future__ import annotations

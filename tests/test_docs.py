@@ -10,6 +10,7 @@ The command lines of all blocks are checked, of these too: files, flags, config 
 
 import argparse
 import ast
+import collections
 import contextlib
 import importlib.util
 import re
@@ -276,6 +277,40 @@ def test_every_page_and_picture_is_used():
     navigation = (ROOT / "mkdocs.yml").read_text()
     for page in PAGES[1:]:
         assert str(page.relative_to(ROOT / "docs")) in navigation, f"{id_of(page)} is not in mkdocs.yml"
+
+
+def markers_in_code() -> collections.Counter[tuple[str, str]]:
+    """(paper or authors' code, file) -> comments that begin with `Differs from the`."""
+    found: collections.Counter[tuple[str, str]] = collections.Counter()
+    for path in [*(ROOT / "exvae").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]:
+        name = str(path.relative_to(ROOT)).removeprefix("exvae/")
+        found.update((whose, name) for whose in re.findall(r"Differs from (?:the )?([^:]*):", path.read_text()))
+    return found
+
+
+def markers_on_page(text: str) -> collections.Counter[tuple[str, str]]:
+    """(paper or authors' code, file) -> rows of docs/differences.md that name the file in their last column."""
+    found: collections.Counter[tuple[str, str]] = collections.Counter()
+    for section in re.split(r"^## ", text, flags=re.M):
+        whose = section.partition("\n")[0].removeprefix("From the ")
+        for row in re.findall(r"^\|.*\|$", section, re.M)[2:]:  # without the header
+            names = re.findall(r"`([^`]+)`", re.split(r"(?<!\\)\|", row)[-2])
+            assert names, f"which file has the comment? {row}"
+            found.update((whose, name) for name in names)
+    return found
+
+
+def test_differences_of_the_page_are_those_marked_in_the_code():
+    code, page = markers_in_code(), markers_on_page((ROOT / "docs" / "differences.md").read_text())
+    assert len(page) > 20
+    assert code == page, f"only in the code: {dict(code - page)}; only on the page: {dict(page - code)}"
+
+
+def test_tree_of_the_code_is_the_folder():
+    text = next(block.text for block in blocks(ROOT / "docs" / "how-it-works.md") if "\nexvae/\n" in block.text)
+    named = set(re.findall(r"^  (\w[\w./]*)", text, re.M))
+    there = {path.name + "/" * path.is_dir() for path in (ROOT / "exvae").iterdir() if not path.name.startswith("__")}
+    assert named == there
 
 
 def load_generator():

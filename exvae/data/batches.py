@@ -15,6 +15,7 @@ from exvae.scale import sharding
 
 def epoch_order(seed: int, epoch: int, num_train: int, batch_size: int) -> Int[np.ndarray, "T B"]:
     """The image indices of each batch of an epoch, a function of (seed, epoch) only. An incomplete batch is dropped."""
+    # Differs from the paper: Algorithm 1 visits all N images. Here the images of an incomplete last batch wait.
     order = np.random.default_rng((seed, epoch)).permutation(num_train).astype(np.int32)
     return order[: num_train // batch_size * batch_size].reshape(-1, batch_size)
 

@@ -39,6 +39,7 @@ def assign(
     if num_train < 1:
         raise UserError(f"{len(train)} training images are too few: {num_valid} of them become the validation set")
     if shuffle:
+        # Differs from the authors' code: the split of Omniglot has a seed. There it changes when a run resumes.
         order = np.random.default_rng(seed).permutation(len(train))
         return Dataset(_take(train, order[:num_train]), _take(train, order[num_train:]), _contiguous(test))
     # Slices do not copy the images.

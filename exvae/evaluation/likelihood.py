@@ -45,9 +45,6 @@ def make_scorer(config: ConfigDict, model: nn.Module, mesh: Mesh, *, candidates:
     Each device scores one image at a time. The S samples are a large enough batch, and the result cannot depend on
     other images.
 
-    Differs from the authors' code: float32, and by default the nearest exemplars with an audit of the error. The code
-    uses float64 and all exemplars, as does eval.method = exact.
-
     Args:
       candidates: number of exemplars to use, those nearest to the posterior mean. None means all. Priors without
         exemplars ignore it.
@@ -67,6 +64,8 @@ def make_scorer(config: ConfigDict, model: nn.Module, mesh: Mesh, *, candidates:
             return Scores(log_mean_exp(samples.log_w)[None], jnp.zeros(1), jnp.zeros(1))
         origin = seen.q.mean[0]
         chosen = None
+        # Differs from the paper: by default only the nearest exemplars are counted. eval.method = exact counts all.
+        # Differs from the authors' code: everything is computed in float32. The code uses float64.
         if candidates is not None and candidates < len(components.means):
             chosen = nearest(origin, components.means, candidates)
         counted = components.at(chosen).centred(origin)

@@ -14,6 +14,7 @@ from exvae.models.hvae import HVAE
 from exvae.models.layers import GatedDense
 
 # (features, kernel size, stride); 28x28 -> 28 -> 14 -> 14 -> 7 -> 7.
+# Differs from the paper: it prints 28 -> 32 -> 12 -> 12 -> 7 -> 7. These are the sizes of the authors' code.
 Z2_STACK = ((32, 7, 1), (32, 3, 2), (64, 5, 1), (64, 3, 2), (6, 3, 1))
 Z1_STACK = ((32, 3, 1), (32, 3, 2), (64, 3, 1), (64, 3, 2), (6, 3, 1))
 DECODER_LAYERS = 4

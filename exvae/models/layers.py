@@ -15,7 +15,8 @@ from jaxtyping import Float
 from exvae.arrays import Array
 
 KERNEL_INIT = initializers.variance_scaling(2.0, "fan_in", "normal")  # weights ~ N(0, 2 / fan_in)
-LOG_VAR_RANGE = (-6.0, 2.0)  # log-variances are clipped to this range
+# Differs from the paper: log-variances are clipped to this range, as in the authors' code.
+LOG_VAR_RANGE = (-6.0, 2.0)
 
 
 def uniform_bias(fan_in: int) -> Callable[[Array, tuple[int, ...]], Array]:

@@ -2,6 +2,7 @@
 
 Differs from the authors' code: keys, queries and the output of the attention are 1x1 convolutions. The code uses gated
 residual blocks. This model has 1,436,382 parameters, the authors' model has 1,638,509.
+Differs from the paper: Section 5 shares a PixelSNAIL between encoder and decoder. The supplement does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Exact nearest neighbours in the table of latent means, inside the compiled step."""
+"""Exact nearest neighbours in the table of latent means, inside the compiled step.
+
+Differs from the paper: it searches approximately. This search is exact, as in the authors' code.
+"""
 
 from __future__ import annotations
 

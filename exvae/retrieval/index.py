@@ -75,6 +75,8 @@ class Indices:
     Every `rebuild_steps` steps the next index becomes the current one, and a new build starts from the current table.
     The table of the index in use is therefore one to two such periods old. The swap happens at a fixed step, so the
     result does not depend on the speed of the machine. If the build has not finished by then, training waits for it.
+
+    Differs from the paper: the index holds a copy of the table. In the paper every search sees the newest table.
     """
 
     def __init__(self, shape: Shape, num_neighbours: int, min_recall: float):

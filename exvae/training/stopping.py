@@ -24,5 +24,6 @@ def update(stopping: EarlyStopping, epoch: int, elbo: float, *, warmup_epochs: i
     """
     if np.float32(elbo) > np.float32(stopping.best_elbo):  # in the precision of the record
         return EarlyStopping(jnp.float32(elbo), jnp.int32(epoch), jnp.int32(0))
+    # Differs from the paper: epochs of the warm-up do not count as bad, as in the authors' code.
     bad = int(stopping.bad_epochs) + every if epoch >= warmup_epochs else 0
     return stopping._replace(bad_epochs=jnp.int32(bad))

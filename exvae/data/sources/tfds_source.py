@@ -199,6 +199,7 @@ def _read_omniglot_part(info: Any, split: str, names: list[str]) -> tuple[np.nda
 
 def _shrink(ink_on_paper: np.ndarray) -> np.ndarray:
     """Convert dark strokes on white (105, 105) to bright strokes on black (28, 28), antialiased and bicubic."""
+    # Differs from the paper: its images are those of chardata.mat. These are made from the original drawings.
     # As floats: with 8-bit images, Pillow would clip the overshoot of the filter after each direction.
     bright = Image.fromarray(255.0 - ink_on_paper.astype(np.float32)).resize((28, 28), Image.Resampling.BICUBIC)
     return np.clip(np.rint(np.asarray(bright)), 0, 255).astype(np.uint8)
