@@ -55,11 +55,11 @@ def main(argv: list[str]) -> None:
         Normal(jnp.asarray(codes), jnp.full(codes.shape, -2.0)),
     )
     classifier = classifiers.Classifier(HIDDEN.value, CLASSES)
-    optimizer = classifiers.make_optimizer(config.augment, 60_000)
+    optimizer = classifiers.make_optimizer(config, 60_000)
     key = jax.random.key(0)
     kinds = {}
     for name, lambda_ in (("plain", 1.0), ("augmented", 0.4)):
-        step = classifiers.make_step(classifier, model, optimizer, lambda_=lambda_, smoothing=0.1)
+        step = classifiers.make_step(config, classifier, model, optimizer, lambda_=lambda_)
         state = classifiers.init_state(key, classifier, optimizer, model.image_shape)
         kinds[name] = [step, state, []]
     product, product_gflop = square_product()

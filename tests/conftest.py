@@ -12,6 +12,7 @@ import contextlib
 import copy
 import fcntl
 import functools
+import gc
 import math
 import shutil
 from collections.abc import Iterator
@@ -112,7 +113,7 @@ GROUPS = {
     "trained": (
         "tests/evaluation/test_evaluate_task.py", "tests/test_run.py", "tests/test_launch.py",
         "tests/training/test_loop.py", "tests/training/test_average.py", "tests/reproduce/test_trials.py",
-        "tests/sweeps/test_sweep.py::test_what_a_real_run",
+        "tests/sweeps/test_sweep.py::test_what_a_real_run", "tests/test_docs.py",
     ),
     "uses": ("tests/uses/",),
 }  # fmt: skip
@@ -130,6 +131,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((i for i, group in enumerate(LONGEST) if group_of(item.nodeid).startswith(group)), len(LONGEST))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage rarely: a twentieth of the tests' time went into walking modules, which stay anyway."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1000)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -24,7 +24,12 @@ KINDS = {
 MORE_FIELDS = {
     "grey vae": {"prior.name": "vamp"},
     "celeba": {"optim.estimator": "stl", "optim.ema": 0.9},
-    "colour convhvae": {"data.image_size": 9, "data.colour": True, "model.lower_latent_dim": 3},
+    "colour convhvae": {
+        "prior.name": "gaussian",
+        "data.image_size": 9,
+        "data.colour": True,
+        "model.lower_latent_dim": 3,
+    },
 }
 IMAGES = 88  # as many as figures/samples.png is of: what draws them is compiled for each number of images
 FIELDS = {
@@ -78,7 +83,9 @@ def stop_and_resume(config, workdir, monkeypatch):
         patch.setattr(loop, "check_finite", interrupt)
         patch.setattr(loop, "_is_due", lambda step, due: step == 5)
         loop.train(config, workdir)
-    loop.train(config, workdir)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_finish", lambda *_: {})  # equal parameters are evaluated equally
+        loop.train(config, workdir)
 
 
 def check_learning(workdir):
@@ -128,7 +135,7 @@ def test_it_learns_resumes_bit_for_bit_and_does_its_tasks(kind, tmp_path, monkey
     check_python(kind, config, tmp_path / "run")
     if config.model.architecture != "vae":  # its own tests do these
         stop_and_resume(config, tmp_path / "stopped", monkeypatch)
-        assert_same_run(config, tmp_path / "run", tmp_path / "stopped")
+        assert_same_run(config, tmp_path / "run", tmp_path / "stopped", evaluated=False)
         check_tasks(config, tmp_path / "run")
 
 

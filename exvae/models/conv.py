@@ -7,8 +7,10 @@ processed at a time. The backward pass builds the patches again instead of stori
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -162,44 +164,61 @@ def _map(f: Callable[[Array], Array], pieces: Float[Array, "P ..."]) -> Float[Ar
     return lax.map(f, pieces) if len(pieces) > 1 else f(pieces[0])[None]
 
 
+class _Sizes(NamedTuple):
+    """The sizes of a convolution by patches."""
+
+    window: tuple[int, ...]  # (k, l)
+    stride: int
+    padding: Padding
+    image: tuple[int, ...]  # (H, W, C)
+    out: tuple[int, ...]  # (h, w, F)
+    piece: int  # images of a piece
+
+
 def _conv_by_patches(x: Images, kernel: Kernel, stride: int, padding: Padding) -> Float[Array, "B h w F"]:
     """y = patches(x) @ kernel, one piece of the batch at a time, forward and backward."""
     window, (c, f) = kernel.shape[:2], kernel.shape[2:]
     b, height, width, _ = x.shape
     h, w = (-(-(n + sum(p) - k + 1) // stride) for n, p, k in zip((height, width), padding, window, strict=True))
-    row = math.prod(window) * c
-    size = _images_per_piece(b, 4 * h * w * (row + f))
+    piece = _images_per_piece(b, 4 * h * w * (math.prod(window) * c + f))
+    return _conv_in_pieces(_Sizes(window, stride, padding, (height, width, c), (h, w, f), piece), x, kernel)
 
-    def patch_rows(x_piece: Images) -> Float[Array, "rows klC"]:
-        return _patches(x_piece, window, stride, padding).reshape(-1, row)
 
-    @jax.custom_vjp
-    def conv(x: Images, kernel: Kernel) -> Float[Array, "B h w F"]:
-        matrix = kernel.reshape(-1, f)
-        y = _map(lambda x_piece: patch_rows(x_piece) @ matrix, _pieces(x, size))
-        return y.reshape(-1, h, w, f)[:b]
+def _patch_rows(sizes: _Sizes, x: Images) -> Float[Array, "rows klC"]:
+    rows = _patches(x, sizes.window, sizes.stride, sizes.padding)
+    return rows.reshape(-1, rows.shape[-1])
 
-    def forward(x: Images, kernel: Kernel) -> tuple[Array, tuple[Array, Array]]:
-        return conv(x, kernel), (x, kernel)
 
-    def backward(saved: tuple[Array, Array], dy: Float[Array, "B h w F"]) -> tuple[Array, Array]:
-        x, kernel = saved
-        matrix = kernel.reshape(-1, f)
-        dy_pieces = _pieces(dy, size)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _conv_in_pieces(sizes: _Sizes, x: Images, kernel: Kernel) -> Float[Array, "B h w F"]:
+    matrix = kernel.reshape(-1, sizes.out[-1])
+    y = _map(lambda piece: _patch_rows(sizes, piece) @ matrix, _pieces(x, sizes.piece))
+    return y.reshape(-1, *sizes.out)[: len(x)]
 
-        def add_kernel_gradient(total: Array | float, piece: tuple[Array, Array]) -> tuple[Array, None]:
-            x_piece, dy_piece = piece
-            return total + patch_rows(x_piece).T @ dy_piece.reshape(-1, f), None
 
-        # Two loops instead of one: if x needs no gradient, as in a first layer, the compiler removes the second loop.
-        pieces = (_pieces(x, size), dy_pieces)
-        if len(dy_pieces) > 1:
-            d_matrix, _ = lax.scan(add_kernel_gradient, jnp.zeros_like(matrix), pieces)
-        else:
-            d_matrix, _ = add_kernel_gradient(0.0, jax.tree.map(lambda a: a[0], pieces))
-        to_images = jax.linear_transpose(patch_rows, jax.ShapeDtypeStruct((size, height, width, c), x.dtype))
-        dx = _map(lambda dy_piece: to_images(dy_piece.reshape(-1, f) @ matrix.T)[0], dy_pieces)
-        return dx.reshape(-1, height, width, c)[:b], d_matrix.reshape(kernel.shape)
+def _forward(sizes: _Sizes, x: Images, kernel: Kernel) -> tuple[Array, tuple[Array, Array]]:
+    return _conv_in_pieces(sizes, x, kernel), (x, kernel)
 
-    conv.defvjp(forward, backward)
-    return conv(x, kernel)
+
+def _backward(sizes: _Sizes, saved: tuple[Array, Array], dy: Float[Array, "B h w F"]) -> tuple[Array, Array]:
+    x, kernel = saved
+    f = sizes.out[-1]
+    matrix, dy_pieces = kernel.reshape(-1, f), _pieces(dy, sizes.piece)
+
+    def add_kernel_gradient(total: Array | float, piece: tuple[Array, Array]) -> tuple[Array, None]:
+        x_piece, dy_piece = piece
+        return total + _patch_rows(sizes, x_piece).T @ dy_piece.reshape(-1, f), None
+
+    # Two loops instead of one: if x needs no gradient, as in a first layer, the compiler removes the second loop.
+    pieces = (_pieces(x, sizes.piece), dy_pieces)
+    if len(dy_pieces) > 1:
+        d_matrix, _ = lax.scan(add_kernel_gradient, jnp.zeros_like(matrix), pieces)
+    else:
+        d_matrix, _ = add_kernel_gradient(0.0, jax.tree.map(lambda a: a[0], pieces))
+    one_piece = jax.ShapeDtypeStruct((sizes.piece, *sizes.image), x.dtype)
+    to_images = jax.linear_transpose(functools.partial(_patch_rows, sizes), one_piece)
+    dx = _map(lambda dy_piece: to_images(dy_piece.reshape(-1, f) @ matrix.T)[0], dy_pieces)
+    return dx.reshape(-1, *sizes.image)[: len(x)], d_matrix.reshape(kernel.shape)
+
+
+_conv_in_pieces.defvjp(_forward, _backward)

@@ -64,7 +64,7 @@ def resize(mesh: Mesh, tables: Tables, num_train: int) -> Tables:
     def pad(table: Float[Array, "_ D"]) -> Table:
         return jnp.pad(table[:num_rows], ((0, max(0, num_rows - len(table))), (0, 0)))
 
-    return jax.tree.map(pad, tables)
+    return jax.tree.map(lambda table: table if len(table) == num_rows else pad(table), tables)
 
 
 def on_host(table: Table, num_train: int) -> Float[np.ndarray, "N D"]:

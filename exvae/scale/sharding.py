@@ -100,13 +100,14 @@ def round_up(number: int, mesh: Mesh) -> int:
 
 def fetch(tree: PyTree) -> PyTree:
     """Copy the tree to numpy arrays. Every process gets the whole arrays."""
+    return jax.device_get(jax.tree.map(_gather, tree))
 
-    def get(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-            return multihost_utils.process_allgather(leaf, tiled=True)
-        return leaf
 
-    return jax.device_get(jax.tree.map(get, tree))
+def _gather(leaf: Any) -> Any:
+    """The whole array, also if other processes hold parts of it."""
+    if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        return multihost_utils.process_allgather(leaf, tiled=True)
+    return leaf
 
 
 def agree(value: PyTree) -> PyTree:

@@ -7,7 +7,7 @@ import glob
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ SAME = ("split", "hidden_dim", "epochs", "batch_size", "learning_rate", "label_s
 def train_network(
     run: TrainedModel,
     source: Source,
-    start: Callable[[int], State],
+    start: State,
     train_step: Step,
     *,
     seed: int,
@@ -57,7 +57,7 @@ def train_network(
     """Train one classifier, or continue from the checkpoint in `folder`.
 
     Args:
-      start: function from a seed to the initial state.
+      start: the initial state.
       text: beginning of all printed lines.
       folder: folder for checkpoints.
 
@@ -67,7 +67,7 @@ def train_network(
     options = run.config.augment
     n, size = len(source.labels), options.batch_size
     key = jax.random.fold_in(jax.random.key(seed), 1)
-    fresh = sharding.replicate(run.mesh, start(seed))
+    fresh = sharding.replicate(run.mesh, start)
     checkpoints = Checkpoints(folder)
     try:
         state, meta = checkpoints.restore_latest(lambda meta: fresh) or (fresh, {"seconds": 0.0})
@@ -139,12 +139,11 @@ def train_networks(
     classes, numbers = np.unique(np.concatenate([known.labels, held_out.labels]), return_inverse=True)
     known = data.Split(known.images, numbers[: len(known)])
     classifier = Classifier(options.hidden_dim, len(classes))
-    optimizer = make_optimizer(options, options.epochs * (len(known) // options.batch_size))
-    start = jax.jit(lambda seed: init_state(jax.random.key(seed), classifier, optimizer, run.model.image_shape))
+    optimizer = make_optimizer(run.config, options.epochs * (len(known) // options.batch_size))
     source: Source | None = None
     found: list[list[dict[str, Any]]] = []
     for lambda_ in dict.fromkeys(map(float, options.lambdas)):
-        train_step = make_step(classifier, run.model, optimizer, lambda_=lambda_, smoothing=options.label_smoothing)
+        train_step = make_step(run.config, classifier, run.model, optimizer, lambda_=lambda_)
         found.append([])
         for seed in range(options.networks):
             name = f"lambda={lambda_},network={seed}"
@@ -153,6 +152,7 @@ def train_networks(
             if record is None:
                 text = f"lambda {lambda_:g}, network {seed + 1} of {options.networks}"
                 source = source or make_source(run, known)
+                start = init_state(jax.random.key(seed), classifier, optimizer, run.model.image_shape)
                 state, seconds = train_network(run, source, start, train_step, seed=seed, text=text, folder=folder)
                 labels = classes[predict(classifier, state.params, held_out.images)]
                 wrong = np.flatnonzero(labels != held_out.labels)

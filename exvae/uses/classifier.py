@@ -20,6 +20,7 @@ from exvae.data.batches import map_batches
 from exvae.distributions import Normal, sample_normal, to_unit
 from exvae.encoding import encode
 from exvae.models.layers import Dense
+from exvae.once import for_equal_configs
 from exvae.runs.trained import TrainedModel
 from exvae.scale import sharding
 from exvae.uses import generate
@@ -99,19 +100,21 @@ def loss_fn(
     return jnp.mean(losses @ jnp.array([weight for weight, _ in parts]))
 
 
-def make_optimizer(options: ConfigDict, num_steps: int) -> optax.GradientTransformation:
-    """Build SGD with momentum and a learning rate that falls linearly. `options` is config.augment."""
-    rate = options.learning_rate
+@for_equal_configs("augment.learning_rate")
+def make_optimizer(config: ConfigDict, num_steps: int) -> optax.GradientTransformation:
+    """Build SGD with momentum and a learning rate that falls linearly."""
+    rate = config.augment.learning_rate
     return optax.sgd(optax.linear_schedule(rate, LAST_RATE * rate, num_steps), momentum=MOMENTUM)
 
 
+@for_equal_configs("augment.label_smoothing")
 def make_step(
+    config: ConfigDict,
     classifier: Classifier,
     model: nn.Module,
     optimizer: optax.GradientTransformation,
     *,
     lambda_: float,
-    smoothing: float,
 ) -> Step:
     """Compile the step (state, parameters of the model, source, key, indices of images) -> (state, loss).
 
@@ -126,7 +129,7 @@ def make_step(
         if lambda_ < 1:
             codes = jax.tree.map(lambda leaf: leaf[index], source.codes)
             new = synthesize(jax.random.fold_in(key, state.step), model, model_params, codes)
-        how = {"lambda_": lambda_, "smoothing": smoothing}
+        how = {"lambda_": lambda_, "smoothing": config.augment.label_smoothing}
         loss, grads = jax.value_and_grad(
             lambda params: loss_fn(classifier, params, real, new, source.labels[index], **how)
         )(state.params)
@@ -136,6 +139,7 @@ def make_step(
     return jax.jit(step, donate_argnums=0)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def init_state(
     key: Array, classifier: Classifier, optimizer: optax.GradientTransformation, image_shape: tuple[int, ...]
 ) -> State:

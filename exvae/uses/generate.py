@@ -75,8 +75,12 @@ def _latents(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) ->
     return models.apply(model, params, to_unit(images), method="latents")
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _render(model: nn.Module, params: dict, latents: tuple[Float[Array, "B _"], ...]) -> Float[Array, "B H W C"]:
+@functools.partial(jax.jit, static_argnames=("model", "ends"))
+def _render(
+    model: nn.Module, params: dict, rows: Float[Array, "B Ds"], *, ends: tuple[int, ...]
+) -> Float[Array, "B H W C"]:
+    """Render rows of all latents side by side. `ends` are the columns where one latent ends and the next begins."""
+    latents = tuple(jnp.split(rows, ends, axis=1))
     # The same random numbers for every image: an image depends only on its latents, and close latents look alike.
     u = jax.random.uniform(jax.random.key(0), (1, *model.image_shape))
     return models.apply(model, params, latents, u, method="render")
@@ -94,12 +98,9 @@ def latents(run: TrainedModel, images: UInt8[np.ndarray, "n H W C"]) -> Latents:
 
 def render(run: TrainedModel, codes: Latents) -> Float[np.ndarray, "n H W C"]:
     """Return the mean of p(x|z), given all latents."""
-    widths = np.cumsum([part.shape[1] for part in codes])[:-1]
-
-    def render_batch(_: int, rows: Array) -> Array:
-        return _render(run.model, run.params, tuple(jnp.split(rows, widths, axis=1)))
-
-    return map_batches(render_batch, np.concatenate(codes, axis=1), block(run), run.mesh)
+    ends = tuple(np.cumsum([part.shape[1] for part in codes])[:-1].tolist())
+    rows = np.concatenate(codes, axis=1)
+    return map_batches(lambda _, part: _render(run.model, run.params, part, ends=ends), rows, block(run), run.mesh)
 
 
 def choose(exemplars: Split, index: Indices | None, label: int | None) -> Int[np.ndarray, " s"]:

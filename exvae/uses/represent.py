@@ -38,6 +38,13 @@ def _nearest(queries: Float[Array, "B D"], table: Float[Array, "N D"], k: int) -
 
 
 @functools.partial(jax.jit, static_argnames="ks")
+def _classes(
+    queries: Float[Array, "B D"], table: Float[Array, "N D"], labels: Int[Array, " N"], ks: tuple[int, ...]
+) -> Int[Array, "k B"]:
+    """Return for every k the class of each query."""
+    return vote(labels[_nearest(queries, table, max(ks))], ks)
+
+
 def vote(labels: Int[Array, "B K"], ks: tuple[int, ...]) -> Int[Array, "k B"]:
     """Return for every k the most frequent of the first k labels. In a tie, the smallest label wins."""
     same = labels[:, :, None] == labels[:, None, :]  # (B, K, K)
@@ -60,9 +67,9 @@ def knn_errors(
     ks = tuple(k for k in ks if k <= len(known))
     if not ks:
         raise UserError(f"kNN classification needs at least {KS[0]} known images, not {len(known)}")
-    table, wrong = jnp.asarray(known), np.zeros(len(ks))
+    table, table_labels, wrong = jnp.asarray(known), jnp.asarray(known_labels), np.zeros(len(ks))
     for start, batch in padded_batches(queries, BATCH):
-        found = vote(jnp.asarray(known_labels)[_nearest(batch, table, max(ks))], ks)
+        found = _classes(batch, table, table_labels, ks)
         truth = labels[start : start + BATCH]
         wrong += np.sum(np.asarray(found)[:, : len(truth)] != truth, axis=1)
     return {k: float(count / len(queries)) for k, count in zip(ks, wrong, strict=True)}

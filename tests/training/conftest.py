@@ -3,6 +3,7 @@
 import pytest
 
 from exvae import config as configs
+from exvae import once
 from exvae.training import loop
 from tests.conftest import TINY_FIELDS, compilations
 
@@ -23,6 +24,7 @@ def recipe(tmp_path_factory):
     config = configs.get_config()
     config.update_from_flattened_dict({**TINY_FIELDS, **RECIPE_FIELDS})
     folder = tmp_path_factory.mktemp("recipe")
+    once.forget()  # other tests may have compiled a part of it
     with compilations() as compiled, pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "_is_due", lambda step, due: step == 12)
         loop.train(config, folder)

@@ -108,8 +108,13 @@ def test_weight_decay_shrinks_the_networks_matrices_alone():
     network = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
     params = {"model": network, "prior": {"log_var": jnp.ones(()), "pseudo_inputs": jnp.ones((2, 2, 2, 1))}}
     optimizer = optim.optimizer(config, 10)
-    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
-    new = optax.apply_updates(params, updates)
+
+    @jax.jit
+    def step(params):
+        updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    new = step(params)
     np.testing.assert_allclose(new["model"]["kernel"], 0.97, rtol=1e-6)
     for value in (new["model"]["bias"], *new["prior"].values()):
         np.testing.assert_array_equal(value, 1.0)

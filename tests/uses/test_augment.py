@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exvae import data
+from exvae import data, once
 from exvae.errors import UserError
 from exvae.runs import progress
 from exvae.uses import augment, classifier
@@ -36,7 +36,7 @@ def world(run, learning_rate=0.1):
     """A classifier, its optimizer, its state and what it draws from."""
     run.config.augment.learning_rate = learning_rate
     network = classifier.Classifier(8, 5)
-    optimizer = classifier.make_optimizer(run.config.augment, 10)
+    optimizer = classifier.make_optimizer(run.config, 10)
     params = initialised(network, run.model.image_shape)
     state = classifier.State(jnp.int32(0), params, optimizer.init(params))
     return network, optimizer, state, augment.make_source(run, run.grey.train)
@@ -86,7 +86,7 @@ def test_noise_is_fresh_in_every_step_and_plain_training_has_none(run):
     index = np.arange(40)
     for lambda_, changes in ((0.4, True), (0.0, True), (1.0, False)):
         network, optimizer, state, source = world(run, learning_rate=0.0)
-        step = classifier.make_step(network, run.model, optimizer, lambda_=lambda_, smoothing=0.1)
+        step = classifier.make_step(run.config, network, run.model, optimizer, lambda_=lambda_)
         losses = []
         for _ in range(3):
             state, loss = step(state, run.params, source, KEY, index)
@@ -97,6 +97,7 @@ def test_noise_is_fresh_in_every_step_and_plain_training_has_none(run):
 
 def test_step_is_compiled_once(run):
     run.config.augment.networks, run.config.augment.lambdas = 2, (0.4,)
+    once.forget()
     with compilations() as compiled:
         augment.main(run)  # two networks of two epochs
     assert compiled["step"] == 1
@@ -120,7 +121,7 @@ def test_no_gradient_reaches_the_model(run, monkeypatch):
 
 def test_rate_falls_linearly_to_a_hundredth(run):
     run.config.augment.learning_rate = 0.1
-    optimizer = classifier.make_optimizer(run.config.augment, 100)
+    optimizer = classifier.make_optimizer(run.config, 100)
     params, state, moves = jnp.zeros(()), optimizer.init(jnp.zeros(())), []
     for _ in range(100):
         update, state = optimizer.update(jnp.ones(()), state, params)
@@ -219,7 +220,9 @@ def test_records_and_captions_are_those_of_the_held_out_images(run, monkeypatch)
     monkeypatch.setattr(
         augment,
         "make_step",
-        lambda *args, **how: smoothing.append((how["lambda_"], how["smoothing"])) or make_step(*args, **how),
+        lambda config, *args, lambda_: (
+            smoothing.append((lambda_, config.augment.label_smoothing)) or make_step(config, *args, lambda_=lambda_)
+        ),
     )
     shown = {}
     monkeypatch.setattr(
