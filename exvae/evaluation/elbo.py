@@ -19,6 +19,7 @@ from exvae.encoding import make_encode_all
 from exvae.objectives import Elbo, encoder, evaluation_elbo
 from exvae.once import for_equal_configs
 from exvae.priors import PRIORS
+from exvae.scale import sharding
 
 BATCH = 500  # images at a time; fewer if feature maps are large
 ACTIVE_VARIANCE = 0.01  # a latent is active if the variance of its mean is larger (Burda et al., 2015)
@@ -59,6 +60,8 @@ def mean_elbo(
     key: Array, evaluator: Evaluator, params: dict, images: UInt8[np.ndarray, "n H W C"], components: Any
 ) -> dict[str, float]:
     """Compute the mean ELBO, reconstruction and KL of the images, with one sample of z for each."""
+    # A key that is on one device only would need another compilation.
+    key = jax.random.wrap_key_data(sharding.replicate(evaluator.mesh, jax.random.key_data(key)))
     whole = map_batches(
         lambda start, batch: evaluator.elbo_batch(jax.random.fold_in(key, start), params, batch, components),
         images,

@@ -68,8 +68,11 @@ def evaluate(
       save: called with the values that are quick to compute, if there is no results.json yet.
     """
     config, test = run.config, run.dataset.test
-    means = exemplar_means(run)
-    count = 0 if means is None else len(means)
+    means, count = None, 0
+    if run.prior.USES_EXEMPLARS:  # split over the devices as in validation, so that both share one compiled function
+        count = len(run.means)
+        padding = sharding.round_up(count, run.mesh) - count
+        means = sharding.split(run.mesh, np.pad(run.means, ((0, padding), (0, 0))))
     components = evaluator.components(run.params, means, count)
     values: dict[str, Any] = {}
     values |= mean_elbo(stream(run.key, TEST), evaluator, run.params, test.images, components)

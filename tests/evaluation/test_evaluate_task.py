@@ -55,6 +55,7 @@ def test_training_ends_with_all_figures(trained):
     assert test["log_likelihood"] > test["elbo"]
     line = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
     assert line.items() >= test.items()
+    assert (workdir / "figures" / "samples.png").stat().st_size > 1000
 
 
 def test_evaluating_again_does_nothing_and_says_the_same(copied, monkeypatch):

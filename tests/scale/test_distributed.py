@@ -95,6 +95,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
         if line.startswith("epoch 3 "):
             break
     assert "4 cpu devices of 2 processes" in said and "resuming from step 8 " in said, outcome(pair[0])
+    assert "epoch 3 " in said, outcome(pair[0])
     pair[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     code, _, err = outcome(pair[0], seconds=60)

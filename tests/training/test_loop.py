@@ -61,7 +61,6 @@ def check_folder(workdir: Path, results: dict) -> None:
     assert valid[-1] > valid[0] + 5
     assert results == json.loads((workdir / "results.json").read_text())
     assert results["config"] == json.loads((workdir / "config.json").read_text())
-    assert (workdir / "figures" / "samples.png").stat().st_size > 1000
     assert list(workdir.glob("events.out.tfevents.*"))
 
 
@@ -82,8 +81,8 @@ def test_run_learns_and_writes_its_folder(tiny_config, tmp_path, architecture, p
 def test_every_function_of_a_run_is_compiled_once(recipe):
     """Whatever ends: steps, epochs, validations, builds of the index, checkpoints."""
     compiled = recipe[2]
-    assert (compiled["train_step"], compiled["encode_whole"], compiled["score"]) == (1, 1, 1)
-    assert compiled["elbo_batch"] == 2  # validation has the exemplars' means split over the devices, the test has not
+    for name in ("train_step", "encode_whole", "elbo_batch", "score"):
+        assert compiled[name] == 1, name
 
 
 def start(flags: list[str], workdir: Path) -> subprocess.Popen:
