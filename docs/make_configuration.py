@@ -185,7 +185,7 @@ def _row(field: Field, default: Any) -> tuple[str, ...]:
 
 def page() -> str:
     """The text of docs/configuration.md."""
-    defaults = configs._flat(configs.get_config().to_dict())
+    defaults = configs.flat(configs.get_config().to_dict())
     fields = list(read_fields())
     sections: dict[str, list[Field]] = {}
     for field in fields:

@@ -287,9 +287,6 @@ def flat(config: ConfigDict | dict[str, Any]) -> dict[str, Any]:
     return flatten_dict(config.to_dict() if isinstance(config, ConfigDict) else config, sep=".")
 
 
-_flat = flat  # the name that docs/make_configuration.py still uses
-
-
 def field_names() -> list[str]:
     """All fields, as typed on the command line: 'config.train.epochs'."""
     return [f"config.{field}" for field in flat(get_config())]

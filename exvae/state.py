@@ -46,7 +46,7 @@ class TrainState(Record):
     table: Float[Array, "R D"] | None
     # ScaNN: the table that the current index was built from, and the table of the index under construction.
     indexed: tuple[Float[Array, "R D"], Float[Array, "R D"]] | None
-    sums: dict[str, Float[Array, ""]]  # sums of the training figures over the steps of this epoch
+    sums: dict[str, Float[Array, ""]]  # sums of the training metrics over the steps of this epoch
     stopping: EarlyStopping
 
     @property

@@ -93,20 +93,20 @@ def evaluate(
     return values
 
 
-FIGURES = ("log_likelihood", "excess", "loss", "candidates")  # values in the record of an image
+SCORES = ("log_likelihood", "excess", "loss", "candidates")  # values in the record of an image
 
 
 def open_records(run: TrainedModel) -> Memory:
     """Open the records of the images scored so far. Only the main process has the file. It sends them to the others."""
     records = Records(run.workdir, settings_of(run)) if sharding.is_main() else Memory()
     if jax.process_count() > 1:
-        nothing = dict.fromkeys(FIGURES, math.nan)
+        nothing = dict.fromkeys(SCORES, math.nan)
         lines = [records.get(image) or nothing for image in range(len(run.dataset.test))]
-        found = sharding.agree(np.array([[record[name] for name in FIGURES] for record in lines], np.float32))
+        found = sharding.agree(np.array([[record[name] for name in SCORES] for record in lines], np.float32))
         if not sharding.is_main():
             known = np.flatnonzero(~np.isnan(found[:, 0])).tolist()
             rows = [(*found[i, :-1].tolist(), int(found[i, -1])) for i in known]
-            records.add([{"image": i, **dict(zip(FIGURES, r, strict=True))} for i, r in zip(known, rows, strict=True)])
+            records.add([{"image": i, **dict(zip(SCORES, r, strict=True))} for i, r in zip(known, rows, strict=True)])
     return records
 
 

@@ -45,7 +45,7 @@ HEADER = Row(**{name: name.replace("_", " ") for name in Row._fields} | {"log_li
 
 
 def row_of(name: str, results: dict[str, Any]) -> Row:
-    """Make the row of a run from its results.json. Missing figures are '-'."""
+    """Make the row of a run from its results.json. Missing values are '-'."""
     config, test = results["config"], results["test"]
     parzen = config["model"]["architecture"] == "parzen"
     ours = test.get("log_likelihood")

@@ -44,7 +44,7 @@ def update_results(
     """Write results.json and return its contents.
 
     Args:
-      test: the figures of the test set.
+      test: the values of the test set.
       spent: seconds of training, as "seconds" (elapsed) and "cpu_seconds" (all cores). None: keep those of the file.
     """
     path = workdir / "results.json"

@@ -81,7 +81,7 @@ class Feeder:
         return state.replace(indexed=(state.indexed[1], snapshot))
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The recall of the index, if there is one, for the log."""
         return {"recall": self._indices.recall} if self._indices else {}
 

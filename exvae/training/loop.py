@@ -18,7 +18,7 @@ from exvae import keys
 from exvae.arrays import Array
 from exvae.data.batches import epoch_order
 from exvae.evaluation.elbo import mean_elbo
-from exvae.evaluation.evaluate import describe as describe_figures
+from exvae.evaluation.evaluate import describe as describe_values
 from exvae.evaluation.evaluate import evaluate
 from exvae.retrieval import table
 from exvae.runs import folder
@@ -73,7 +73,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     """The task `train`: train, evaluate, and print where the results are."""
     results = train(config, workdir)
     print(
-        f"best epoch {results['best_epoch']}\n{describe_figures(results['test'])}\n"
+        f"best epoch {results['best_epoch']}\n{describe_values(results['test'])}\n"
         f"numbers  {workdir}/results.json  {workdir}/metrics.jsonl  (tensorboard --logdir={workdir})\n"
         f"samples  {workdir}/figures/samples.png"
     )
@@ -170,12 +170,12 @@ def _end_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> Tra
     """Validate, save the best parameters, log and refresh the table. Skip validation and refresh if not due."""
     config, step = setup.config, int(state.step)
     rate = tools.progress.rate(step)
-    train_figures = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
-    text = f"epoch {epoch}  train elbo {train_figures['elbo']:.2f}"
+    train_metrics = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
+    text = f"epoch {epoch}  train elbo {train_metrics['elbo']:.2f}"
     is_due = epoch % config.train.validate_epochs == 0 or epoch == config.train.epochs
     valid = _validate(setup, state, epoch) if is_due else None
-    others = {**_sigma(config, state), **tools.feeder.figures, "images_per_second": rate}
-    tools.writer.write(step, epoch, "train", {**train_figures, **others})
+    others = {**_sigma(config, state), **tools.feeder.metrics, "images_per_second": rate}
+    tools.writer.write(step, epoch, "train", {**train_metrics, **others})
     if valid is not None:
         tools.writer.write(step, epoch, "valid", valid)
         reconstruction, kl = (f"{valid[name]:.2f}" for name in ("reconstruction", "kl"))

@@ -1,4 +1,4 @@
-"""The compiled training step: Algorithm 1, the average of the parameters, and the sums of the training figures."""
+"""The compiled training step: Algorithm 1, the average of the parameters, and the sums of the training metrics."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
         state, info = algorithm_1(problem, state, batch)
-        figures = {**jax.tree.map(jnp.mean, info.elbo)._asdict(), "loss": info.loss}
-        state = state.replace(sums=jax.tree.map(jnp.add, state.sums, figures))
+        metrics = {**jax.tree.map(jnp.mean, info.elbo)._asdict(), "loss": info.loss}
+        state = state.replace(sums=jax.tree.map(jnp.add, state.sums, metrics))
         if state.average is not None:
             average = optim.update_average(state.average, state.params, state.step, config.optim.ema)
             state = state.replace(average=average)
         finite = jnp.isfinite(info.loss) & jnp.isfinite(optax.tree.norm(info.grads))
-        return state, jnp.where(finite, figures["elbo"], jnp.nan)
+        return state, jnp.where(finite, metrics["elbo"], jnp.nan)
 
     # A second trace would mean a slow compilation in the middle of a run, so chex raises an error.
     chex.clear_trace_counter()
