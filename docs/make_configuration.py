@@ -44,7 +44,7 @@ CONVENTION = """## Values with a special meaning
 
 Some fields have a value that is not a quantity. They follow one convention:
 
-- **0** means "choose for me" if the best value depends on the data or the machine, and "off" or "all" if the field is a
+- **0** means "automatic" if the best value depends on the data or the machine, and "off" or "all" if the field is a
   limit or an option that can be absent.
 - **-1** means "none" or "any" in fields where 0 already has a meaning.
 - **()** and **''**, an empty list and an empty text, mean "not given".

@@ -45,7 +45,7 @@ def get_config() -> ConfigDict:
 
     config.data = data = ConfigDict()
     data.name = "mnist_5k"  # a named data set, npz:PATH or images:PATH
-    data.dir = ""  # folder with the data files; '': EXVAE_DATA_DIR, then the places listed in docs/data.md
+    data.dir = ""  # folder with the data files; '': EXVAE_DATA_DIR, then the places that docs/data.md lists
     data.split_seed = 0  # seed of the shuffle before the split; separate from `seed`, so all seeds use the same split
     data.image_size = 28  # images:PATH: height and width to resize to; 0: keep the size
     data.colour = False  # images:PATH: keep the colours (three channels)
