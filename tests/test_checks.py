@@ -1,4 +1,4 @@
-"""Wrong shapes are found: in signatures while tests run, and in what architectures, priors and searches return."""
+"""Wrong shapes are detected: in signatures while tests run, and in results of architectures, priors and searches."""
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def test_wrong_observed_is_named(field, value, message):
 
 
 class OneColumn(VAE):
-    """An architecture whose log p(x|z) has an axis too many."""
+    """An architecture whose log p(x|z) has one axis too many."""
 
     def draw(self, key, seen, *, stl=False, paired=False):
         terms = super().draw(key, seen, stl=stl, paired=paired)
@@ -87,7 +87,7 @@ def test_wrong_log_prob_of_a_prior_is_named():
 
 
 class Finds:
-    """A search that always finds the same."""
+    """A search that always returns the same candidates."""
 
     def __init__(self, candidates):
         self.candidates = candidates

@@ -1,4 +1,4 @@
-"""The config: every field is read, every experiment loads, defaults are the paper's."""
+"""The config: every field is read, every experiment loads, and the defaults are those of the paper."""
 
 import importlib
 import re
@@ -21,7 +21,7 @@ GROUPS = {field.split(".")[0] for field in FIELDS if "." in field}
 
 
 def test_every_field_is_read_by_the_code():
-    """No dead options, and nothing is asked of a config that is not in it."""
+    """There are no unused options, and the code reads no field that does not exist."""
     found = fields_read(package_sources(ROOT), GROUPS)
     assert FIELDS.keys() - found == set()
     assert {name for name in found - FIELDS.keys() - GROUPS if name.split(".")[-1] != "to_dict"} == set()
@@ -62,7 +62,7 @@ def unseen(group, config):
 
 
 def test_a_read_is_of_the_group_that_a_name_holds():
-    """Of `train.epochs`, not of `augment.epochs`; through assignments, loops over names and calls to other modules."""
+    """`chosen.epochs` below is `train.epochs`, not `augment.epochs`. Assignments, loops and calls are followed."""
     found = fields_read({"exvae.a": USES, "exvae.b": CALLED}, GROUPS) - GROUPS
     assert found == {
         "seed", "optim.floor", "optim.ema", "optim.schedule", "train.epochs", "augment.lambdas", "augment.split",
@@ -139,7 +139,7 @@ def test_ablation_of_subsampling_defaults_to_half_of_mnist():
 
 
 def check_ablation(name, argument, data, m, leave_one_out):
-    """Valid with both recipes, the paper's settings but for M and leave-one-out, and a cell of the paper's tables."""
+    """Both recipes are valid, differ from the defaults in M and leave-one-out, and are a cell of the paper's tables."""
     module = importlib.import_module(f"experiments.{name}")
     cells = []
     for recipe, search in (("paper", "none"), ("fast", "exact")):
@@ -218,7 +218,7 @@ def test_differences_name_what_matters():
     other["prior"]["num_exemplars"] = 3
     assert configs.differences(one, other) == ["prior.num_exemplars: 0 here, 3 in the run"]
     del other["prior"]["num_exemplars"]
-    assert configs.differences(one, other) == []  # the run is older than the field: it had the default
+    assert configs.differences(one, other) == []  # a run that is older than the field had the default
 
 
 def test_differences_hold_the_number_of_epochs_where_the_rate_depends_on_it():

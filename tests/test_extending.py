@@ -1,4 +1,4 @@
-"""A prior, an architecture, a data source and a search library of one's own, as docs/extending.md adds them."""
+"""The prior, the architecture, the data source and the search library that docs/extending.md adds."""
 
 import json
 import re
@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 
 @pytest.fixture(scope="module")
 def namespace():
-    """What the Python blocks of the page define, each in its turn, and nothing of it stays registered."""
+    """The names that the Python blocks of the page define. The registries are restored afterwards."""
     registries = (PRIORS, ARCHITECTURES, registry.SOURCES, INDEXES)
     before = [dict(one) for one in registries]
     names: dict = {"__name__": "extending"}

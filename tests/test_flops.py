@@ -1,4 +1,4 @@
-"""The benchmarks' count of necessary products: layers by formula, models against what their gradient multiplies."""
+"""The benchmarks' count of operations: layers equal formulas, models equal the products in their gradient."""
 
 import math
 
@@ -67,7 +67,7 @@ def test_pixelsnail_logits_by_formula():
 
 
 def test_pixelsnail_training_has_two_gradients_except_of_images():
-    """Its decoder's first layer reads images too: their gradient is not needed."""
+    """The first layers of encoders and decoder read images, whose gradient is not needed."""
     model = build("pixelsnail", (4, 4, 1), channels=4)
     forward = flops.count(model, "terms", jax.random.key(0), jnp.zeros((5, 4, 4, 1)))
     first_layers = 16 * (2 * 32 * 49 + 2 * 32 * 9 + 4 * 4)  # of the encoders of z2 and z1, and of the decoder
@@ -75,7 +75,7 @@ def test_pixelsnail_training_has_two_gradients_except_of_images():
 
 
 def multiplied(jaxpr):
-    """2 x multiplications of all matrix products in a program, loops included."""
+    """Twice the number of multiplications in all matrix products of a program, including loops."""
     total = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -111,7 +111,7 @@ def test_training_counts_what_the_gradient_multiplies(architecture):
 
 @pytest.mark.parametrize("architecture, size", [("vae", 4), ("hvae", 4), ("convhvae", 8), ("celeba", 16)])
 def test_training_on_learned_images_counts_what_the_gradient_multiplies(architecture, size, few_layers):
-    """64 more images, so that sums of kernels, which are done once, cancel."""
+    """The difference between 128 and 64 images is exact, because products of kernels, done once per batch, cancel."""
     model = build(architecture, (size, size, 1), channels=2)
     counts = [flops.training_flops(model, "terms", batch, learned_images=True) for batch in (64, 128)]
     found = [gradient_flops(model, batch, argnums=(0, 1)) for batch in (64, 128)]

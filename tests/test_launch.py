@@ -1,4 +1,4 @@
-"""The command line: what is wrong is said in one line, exit code 2, and nothing is written over."""
+"""The command line: a mistake is one line and exit code 2, and no file is overwritten."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 def run(capsys, *arguments: str, config: str = "experiments/quickstart.py") -> tuple[int, str]:
     """Exit code and standard error of `python launch.py ...`, in this process."""
     argv = ["launch.py", f"--config={config}", "--task=train", "--out=", *arguments]
-    with mock.patch.object(sys, "argv", argv):  # config_flags looks there for the fields that are set
+    with mock.patch.object(sys, "argv", argv):  # config_flags reads the fields that are set from it
         code = launch.main(argv)
     for name in [name for name in flags.FLAGS if name.startswith("config.")]:
         delattr(flags.FLAGS, name)  # made by config_flags for this command line
@@ -141,7 +141,7 @@ def test_workdir_of_another_config_is_refused_and_untouched(capsys, copied, tmp_
     (tmp_path / "plain.py").write_text("from exvae.config import get_config\n")
     flags, config = [*tiny_flags, f"--workdir={copied[1]}", "--config.train.epochs=1"], str(tmp_path / "plain.py")
     code, err = run(capsys, *flags, config=config)
-    assert code == 0, err  # the run that it holds: nothing is left to do
+    assert code == 0, err  # the config of the run in this folder, which is finished
     before = files(copied[1])
     code, err = run(capsys, *flags, "--config.train.batch_size=20", config=config)
     assert code == 2

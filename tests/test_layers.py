@@ -1,4 +1,4 @@
-"""Nothing imports upwards: docs/make_imports.py has the order of the rooms."""
+"""No part of exvae imports a part above it. docs/make_imports.py lists the layers, and calls the parts rooms."""
 
 import importlib.util
 from pathlib import Path

@@ -20,13 +20,13 @@ def loaded(copied):
 
 
 def far_away(run, count):
-    """Images whose means lie far from those of the exemplars, so that no code near these is explained by them."""
+    """Images whose means are far from all exemplars, so that they do not change p(z) near the exemplars."""
     rng = np.random.default_rng(0)
     pool = rng.integers(0, 256, (4000, *run.model.image_shape), dtype=np.uint8)
     z = run.encode(pool).mean
     squares = ((z[:, None] - run.means[None]) ** 2).sum(-1)
     far = np.argsort(-squares.min(1))[:count]
-    return pool[far], np.argsort(-squares[far].min(0))[:4]  # and the exemplars that lie farthest from them
+    return pool[far], np.argsort(-squares[far].min(0))[:4]  # and the exemplars farthest from them
 
 
 def test_loaded_run_is_the_trained_one(loaded, copied):
@@ -121,7 +121,7 @@ def test_samples_come_from_other_exemplars_twice_as_many(loaded):
     more = np.concatenate([loaded.exemplars.images, 255 - loaded.exemplars.images])
     labels = np.repeat([0, 1], 320)
     twice = loaded.with_exemplars(more, labels)
-    assert (len(twice.exemplars), len(loaded.exemplars)) == (640, 320)  # a new run; the old one is as it was
+    assert (len(twice.exemplars), len(loaded.exemplars)) == (640, 320)  # a new run, the old one is unchanged
     np.testing.assert_allclose(twice.means[:320], loaded.means, atol=1e-5)
     inverted = twice.sample(KEY, 50, label=1, temperature=0.0)
     possible = twice.reconstruct(more[320:])
@@ -132,7 +132,7 @@ def test_samples_come_from_other_exemplars_twice_as_many(loaded):
 
 
 def test_every_exemplar_twice_is_the_same_prior(loaded):
-    """p(z|X) = 1/N sum: every exemplar twice changes nothing."""
+    """p(z|X) is a mean over exemplars, so it does not change if every exemplar occurs twice."""
     images = loaded.dataset.test.images[:5]
     here = loaded.log_likelihood(images, num_samples=5)
     doubled = loaded.with_exemplars(np.repeat(loaded.exemplars.images, 2, axis=0))
@@ -140,9 +140,9 @@ def test_every_exemplar_twice_is_the_same_prior(loaded):
 
 
 def test_exemplars_far_away_cost_log_two(loaded):
-    """The mixture divides by all exemplars, those that explain nothing included."""
+    """The mixture divides by the number of all exemplars, including those far away."""
     assert loaded.config.eval.candidates > 640  # all exemplars count
-    loaded.params["prior"]["log_var"] = np.float32(-6.0)  # narrow components: far is far
+    loaded.params["prior"]["log_var"] = np.float32(-6.0)  # narrow components, which do not reach far
     others, near = far_away(loaded, 320)
     images = loaded.exemplars.images[near]
     here = loaded.log_likelihood(images, num_samples=5)

@@ -1,4 +1,4 @@
-"""`exvae.data.load`: dispatch, the order of places, and what the user is told."""
+"""`exvae.data.load`: the choice of the source, the order of places, and the messages."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def config(name, **fields):
 
 @pytest.fixture(autouse=True)
 def no_places(tmp_path, monkeypatch):
-    """No machine's own copies: every place but the user's folder is empty."""
+    """Hides the copies on this machine: every place except the user's folder is empty."""
 
     def nowhere(name, folder):
         raise NotHere("not on this machine")
@@ -108,7 +108,7 @@ def test_load_finds_the_debian_folder(tmp_path, small, write_set):
 
 
 def test_load_broken_file_in_the_users_folder_never_falls_through(tmp_path, small, write_set):
-    write_set(tmp_path / "debian", RNG)  # a sound copy further on
+    write_set(tmp_path / "debian", RNG)  # an intact copy in a later place
     write_set(tmp_path / "mine", RNG)
     path = tmp_path / "mine" / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:5000])
@@ -192,7 +192,7 @@ def test_load_mnist_5k_is_real_digits():
     labels = np.concatenate([s.labels for s in (dataset.train, dataset.valid, dataset.test)])
     assert np.bincount(labels).tolist() == [500] * 10
     assert set(np.unique(dataset.test.images)) == {0, 255} and len(np.unique(dataset.train.images)) == 256
-    # Labels follow the images: nearest class mean is right far more often than one time in ten.
+    # The labels belong to the images: the nearest class mean is right far more often than one time in ten.
     x, y = dataset.train.images.reshape(4000, -1) / 255.0, dataset.train.labels
     means = np.stack([x[y == digit].mean(0) for digit in range(10)])
     test = dataset.test.images.reshape(500, -1) / 255.0

@@ -1,4 +1,4 @@
-"""Decoded images in memory and in a mapped file: the same bytes, made once, never half of them."""
+"""Decoded images in memory and in a mapped file: the same bytes, decoded once, and no partial files."""
 
 import multiprocessing
 import os
@@ -47,7 +47,7 @@ def folder(drawn, tmp_path):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """The names of the images that were decoded."""
+    """A list that collects the names of decoded images."""
     names = []
     original = storage._decode_block
 
@@ -121,7 +121,7 @@ def test_second_load_decodes_nothing(folder, cache, decoded):
     assert len(decoded) == COUNT
     assert_same(load(folder, 0), first)
     assert len(decoded) == COUNT
-    load(folder, 0, split_seed=1)  # another order is another file
+    load(folder, 0, split_seed=1)  # another order needs another file
     load(folder, 0, image_size=3)
     assert len(decoded) == 3 * COUNT and len(list(cache.rglob("*.npy"))) == 3
 

@@ -1,4 +1,4 @@
-"""Where training images are kept."""
+"""Training images are kept on the devices or on the host."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from exvae.data import store
 from exvae.data.store import Store
 from exvae.scale import sharding
 
-MIB = np.zeros((1024, 32, 32, 1), np.uint8)  # exactly one
+MIB = np.zeros((1024, 32, 32, 1), np.uint8)  # exactly 1 MiB
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,9 @@ MIB = np.zeros((1024, 32, 32, 1), np.uint8)  # exactly one
     [
         (1.0, 0, None, False),
         (0.99, 1024, None, True),
-        (0.0, 1, None, False),  # a CPU does not tell its memory
+        (0.0, 1, None, False),  # a CPU does not report its memory
         (0.0, 0.5, None, True),
-        (0.0, 0, 4 * 2**20, False),  # a quarter of it
+        (0.0, 0, 4 * 2**20, False),  # a quarter of the device's memory
         (0.0, 1024, 4 * 2**20 - 4, True),
     ],
 )

@@ -1,4 +1,4 @@
-"""Averages over held-out images against loops by hand."""
+"""Averages over held-out images, compared with explicit loops."""
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def test_mean_elbo_does_not_see_the_padding(setup):
     images, means = binary(rng, 6), rng.normal(size=(7, DIM)).astype(np.float32)
     key = jax.random.key(4)
     got = elbo.mean_elbo(key, evaluator, params, images, evaluator.components(params, means, 7))
-    filled = np.concatenate([images, binary(rng, 2)])  # other images where the padding is
+    filled = np.concatenate([images, binary(rng, 2)])  # other images in place of the padding
     mixture = evaluator.components(params, means, 7)
     parts = [
         np.asarray(
@@ -85,7 +85,7 @@ def test_mean_elbo_compiles_once_for_all_batches(setup):
     _, params, evaluator, rng = setup
     evaluator, means = evaluator._replace(batch=5), rng.normal(size=(7, DIM)).astype(np.float32)
     with compilations() as compiled:
-        for count in (12, 15):  # the last batch of three is filled up, or full
+        for count in (12, 15):  # the last of three batches is padded, then full
             parts = evaluator.components(params, means, 7)
             elbo.mean_elbo(jax.random.key(0), evaluator, params, binary(rng, count), parts)
     assert compiled["elbo_batch"] == 1
@@ -118,7 +118,7 @@ def test_active_units_counts_latents_whose_mean_varies():
     rng = np.random.default_rng(1)
     wave = np.tile([-1.0, 1.0], 50)  # variance 1
     scales = np.sqrt([0.0, 0.0099, 0.0101, 1.0, 25.0])
-    means = (wave[:, None] * scales + rng.normal(size=5) * 100).astype(np.float32)  # a large mean is no activity
+    means = (wave[:, None] * scales + rng.normal(size=5) * 100).astype(np.float32)  # a large but constant mean is not active
     assert elbo.active_units(means) == 3
     assert elbo.active_units(jnp.asarray(means[:, :2])) == 0
     noise = rng.normal(size=(200, 40)) * rng.uniform(0, 0.3, 40)

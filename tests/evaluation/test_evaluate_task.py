@@ -32,7 +32,7 @@ def results_of(workdir) -> dict:
 
 
 def record_files(workdir) -> dict[str, list[dict]]:
-    """Without the one figure that depends on the clock."""
+    """The records of each file, without `seconds`, which depends on the clock."""
     found = {}
     for path in (workdir / "evaluations").glob("*.jsonl"):
         found[path.name] = [json.loads(line) for line in path.read_text().splitlines()[1:]]
@@ -61,13 +61,13 @@ def test_training_ends_with_all_figures(trained):
 def test_evaluating_again_does_nothing_and_says_the_same(copied, monkeypatch):
     config, workdir = copied
     before = results_of(workdir)
-    monkeypatch.setattr(evaluate, "make_scorer", None)  # nothing is left to score
+    monkeypatch.setattr(evaluate, "make_scorer", None)  # scoring would fail
     evaluate.main(open_run(config, workdir))
     assert results_of(workdir) == before
 
 
 def test_pruned_doubles_until_the_audit_is_content_and_then_equals_exact(copied):
-    """With no tolerance every image ends with all 320 exemplars: 50, 100, 200, 320."""
+    """With zero tolerance, the candidates of every image grow to all exemplars: 50, 100, 200, 320."""
     config, workdir = copied
     config.eval.tolerance, config.eval.num_images = 0.0, 6
     evaluate.main(open_run(config, workdir))
@@ -80,7 +80,7 @@ def test_pruned_doubles_until_the_audit_is_content_and_then_equals_exact(copied)
     for rounds in by_image.values():
         counts = [record["candidates"] for record in rounds]
         assert counts == [50, 100, 200, 320][: len(counts)]
-        assert counts[-1] == 320 or rounds[-1]["excess"] == 0  # underflow: nothing is missing
+        assert counts[-1] == 320 or rounds[-1]["excess"] == 0  # the missing terms underflow to zero
         values = [record["log_likelihood"] for record in rounds]
         assert np.all(np.diff(values) >= -1e-4)
     assert (pruned["loss"], pruned["images_doubled"]) == (0.0, 6)
@@ -93,7 +93,7 @@ def test_pruned_doubles_until_the_audit_is_content_and_then_equals_exact(copied)
 
 
 def values_by_image(workdir, samples: int) -> dict[str, dict[int, float]]:
-    """Log-likelihoods of the evaluations with so many samples, by method."""
+    """Log-likelihoods of the evaluations with this number of samples: {method: {image: value}}."""
     found = {}
     for path in (workdir / "evaluations").glob("*.jsonl"):
         settings, *records = (json.loads(line) for line in path.read_text().splitlines())
@@ -103,7 +103,7 @@ def values_by_image(workdir, samples: int) -> dict[str, dict[int, float]]:
 
 
 def test_interval_of_the_audit_covers_what_pruning_lost(copied):
-    """200 of 320 exemplars and no doubling lose enough to be seen and little enough for the normal interval."""
+    """With 200 of 320 exemplars and no doubling, the loss is measurable, yet small enough for the normal interval."""
     config, workdir = copied
     config.eval.candidates, config.eval.audit, config.eval.iwae_samples = 200, 16, 60
     evaluate.main(open_run(config, workdir))
@@ -136,7 +136,7 @@ def test_interrupted_evaluation_goes_on_and_scores_no_image_twice(copied, monkey
     monkeypatch.setattr(Records, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         evaluate.main(open_run(config, workdir))
-    assert results_of(workdir) == straight  # the figures that were there are not lost
+    assert results_of(workdir) == straight  # the earlier results are kept
     evaluate.main(open_run(config, workdir))
     assert results_of(workdir) == straight
     assert len(done) == sum(len(records) for records in record_files(workdir).values())
@@ -175,7 +175,7 @@ def test_killed_process_goes_on_with_the_same_number(copied):
 
 
 def test_several_devices_give_the_same_figures(copied):
-    """Three devices and 40 images: the last round is not full."""
+    """With three devices and 40 images, the last round is not full."""
     _, workdir = copied
     before, records = results_of(workdir), record_files(workdir)
     shutil.rmtree(workdir / "evaluations")
@@ -212,7 +212,7 @@ def test_figures_of_other_parameters_images_or_options_are_not_mixed_up(trained)
     ]
     here = evaluate.settings_of(run)
     assert all(other != here for other in others)
-    assert changed(**{"eval.num_images": 5}) == here  # a part of the same figures
+    assert changed(**{"eval.num_images": 5}) == here  # a subset of the same records
     assert evaluate.settings_of(open_run(config, workdir)) == here
 
 
@@ -225,7 +225,7 @@ def test_every_kind_of_evaluation_keeps_its_summary_and_scores_once(copied, monk
     assert sorted(summary["eval"]["method"] for summary in summaries) == ["exact", "pruned"]
     assert first in [summary["test"] for summary in summaries]
     monkeypatch.setattr(evaluate, "make_scorer", None)
-    config.eval.tolerance, config.eval.candidates, config.eval.audit = 0.5, 9, 2  # they do not matter to this one
+    config.eval.tolerance, config.eval.candidates, config.eval.audit = 0.5, 9, 2  # the exact method does not use them
     evaluate.main(open_run(config, workdir))
 
 
@@ -305,7 +305,7 @@ def test_run_of_another_model_is_refused_and_how_it_was_trained_is_not_asked(cop
         with pytest.raises(UserError, match=f"{field}: '{value}' here, '.*' in the run"):
             evaluate.main(open_run(other, workdir))
     config.model.architecture = "hvae"
-    # The same with a config.json that claims so: the checkpoint itself does not fit.
+    # If config.json names the other model as well, the checkpoint itself does not fit.
     stored["model"]["architecture"] = "hvae"
     (workdir / "config.json").write_text(json.dumps(stored))
     with pytest.raises(UserError, match="no readable checkpoint"):

@@ -1,4 +1,4 @@
-"""Priors against float64 brute force: explicit loops for values, central differences for gradients."""
+"""Priors equal brute force in float64: explicit loops for values, central differences for gradients."""
 
 import math
 
@@ -52,7 +52,7 @@ def form(name, rng, batch, slots):
         return {"count": float(slots)}
     if name == "leave_one_out":
         return {"count": float(slots - 1), "leave_out": rng.permutation(slots)[:batch]}
-    # Numbers from a training set larger than the draw, every third slot empty; some rows are in the draw, some not.
+    # The training set is larger than the draw, every third slot is empty, and some rows of the batch are in the draw.
     index = rng.permutation(3 * slots)[:slots]
     index[::3] = NOBODY
     drawn = index[index != NOBODY]
@@ -74,7 +74,7 @@ def data(rng, batch, slots, dim):
 
 
 def compiled(arguments):
-    """A fresh jitted (z, means, log_var, weights) -> values, gradients of their weighted sum."""
+    """A new jitted function: (z, means, log_var, weights) -> values, gradients of their weighted sum."""
     arguments = {name: jnp.asarray(value) for name, value in arguments.items()}
 
     def run(z, means, log_var, weights):
@@ -105,7 +105,7 @@ def test_exemplar_prior_value_and_gradients_equal_brute_force(name):
 
 
 def dense(z, means, log_var, weights, seen, count):
-    """Values and gradients in float64 from the whole table of responsibilities."""
+    """Values and gradients in float64, from all responsibilities at once."""
     z, means, log_var, weights = (np.asarray(a, np.float64) for a in (z, means, log_var, weights))
     delta = means[None] - z[:, None]  # (B, U, D)
     squares = (delta**2).sum(-1) * np.exp(-log_var)
@@ -120,7 +120,7 @@ def dense(z, means, log_var, weights, seen, count):
 
 @pytest.mark.parametrize("block", [1, 5, 12, 13, 64])
 def test_exemplar_prior_does_not_depend_on_the_block(monkeypatch, block):
-    # 13 exemplars: no multiple of 5 or 12, and less than a block of 64. One compilation serves every case.
+    # 13 exemplars: no multiple of 5 or 12, and less than a block of 64. All cases share one compilation.
     monkeypatch.setattr(parzen, "BLOCK", block)
     rng = np.random.default_rng(7)
     z, means, weights = data(rng, 4, 13, 3)
@@ -133,7 +133,7 @@ def test_exemplar_prior_does_not_depend_on_the_block(monkeypatch, block):
         for log_var in (-7.0, 0.3, 12.0):
             values, grads = run(z, exemplars, np.float32(log_var), weights)
             want, wanted = dense(z, exemplars, log_var, weights, seen, 12.0)
-            # The square is expanded in float32: its rounding is divided by sigma^2 as well.
+            # The square is expanded in float32, so its rounding error is also divided by sigma^2.
             noise = 3e-6 * max(1.0, math.exp(-log_var))
             np.testing.assert_allclose(values, want, rtol=1e-6, atol=noise)
             for got, expected in zip(grads, wanted, strict=True):
@@ -167,7 +167,7 @@ def test_exemplar_prior_far_from_everything_is_finite():
     values, grads = compiled({"count": 5.0})(z, means, np.float32(-2.0), np.ones(2, np.float32))
     want = stats.norm.logpdf(z.astype(np.float64), 0.0, math.exp(-1.0)).sum(-1)
     np.testing.assert_allclose(values, want, rtol=1e-6)
-    # Responsibilities are exp(exponent - log_sum): they are as good as float32 rounds an exponent of -1e6 and of -4e3.
+    # Responsibilities are exp(exponent - log_sum), so their error is the rounding of exponents -1e6 and -4e3 in float32.
     np.testing.assert_allclose(grads[0][0], -z[0] * math.exp(2.0), rtol=0.1)
     np.testing.assert_allclose(grads[0][1], -z[1] * math.exp(2.0), rtol=1e-3)
 
@@ -225,7 +225,7 @@ def test_rows_that_see_nothing_are_minus_infinity_with_zero_gradient(monkeypatch
     np.testing.assert_allclose(grads[0][~blind], wanted[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(grads[1], wanted[1], rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(grads[1])[index == NOBODY], 0.0)
-    # The normalising constant does not know that a row is blind: log sigma^2 feels -D/2 of it.
+    # A row without exemplars still has the normalising constant, with gradient -D/2 in log sigma^2.
     np.testing.assert_allclose(grads[2], wanted[2] - 1.5 * weights[blind].sum(), rtol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Results of finished cells and the page that is made of them."""
+"""Results of finished cells, and the page that is generated from them."""
 
 import json
 
@@ -38,12 +38,12 @@ def test_page_in_the_docs_is_made_from_the_files_of_results():
     readme = results.README.read_text()
     assert readme == results.with_summary(readme, found)
     for cell in found:
-        assert not cell.git.endswith("+"), f"{cell.name} was made by a changed tree"
+        assert not cell.git.endswith("+"), f"{cell.name} comes from a tree with uncommitted changes"
         assert cell.test["num_images"] == {"omniglot": 8070}.get(cell.config["data"]["name"], 10_000)
         assert cell.test["iwae_samples"] == 5000
         assert paper.cell(cell.config) is not None
         plan = next(plan for plan in cells.plans([cell.config["seed"]]) if plan.name == cell.name)
-        assert cells.finished(plan, results.RESULTS), f"{cell.name} is not of the recipe as it is now"
+        assert cells.finished(plan, results.RESULTS), f"{cell.name} does not have the current recipe"
 
 
 def test_cell_is_read_back_as_it_was_written(tmp_path):
@@ -97,7 +97,7 @@ def test_results_command_without_out_writes_page_and_readme(tmp_path, monkeypatc
 
 
 def test_pages_that_the_command_writes_are_no_change_of_the_code():
-    """Else the first finished cell of a reproduction, which renews them, would leave no clean tree to the others."""
+    """Otherwise the first finished cell, which rewrites them, would leave uncommitted changes for the other cells."""
     source = "".join(path.read_text() for path in (results.ROOT / "exvae" / "runs").glob("*.py"))
     for name in ("docs", "results", "README.md"):
         assert f'":(top,exclude){name}"' in source, f"add {name} to OUTPUTS"
@@ -125,7 +125,7 @@ def test_ablations_are_beside_their_own_numbers():
     assert "| MNIST | 1 | no | **-100.00 (1)** | -101.33 | +1.33 |" in text
     assert "| Omniglot | 0.2 | yes | -106.00 (1) | -104.95 | -1.05 |" in text
     text = results.page([*cells, make_cell(value=-83.0)])
-    assert text.count("from the paper's") == 2  # the main table's cell is not among the ablations, too
+    assert text.count("from the paper's") == 2  # the cell of the main table is not listed again among the ablations
     assert "| MNIST | 0.5 | yes | -83.00 (1) |" in text
 
 

@@ -1,4 +1,4 @@
-"""Runs beside the paper: the paper's cells, and the table in text and Markdown."""
+"""Runs compared with the paper: the cells of its tables, and our table in text and Markdown."""
 
 import json
 import re
@@ -20,7 +20,7 @@ TEST = {
 
 
 def config_of(data="mnist", architecture="vae", prior="exemplar", **fields) -> dict:
-    """A config as results.json holds it; M is filled in as half of the training set unless given."""
+    """A config as in results.json. By default, M is half of the training set."""
     config = configs.get_config()
     config.data.name, config.model.architecture, config.prior.name = data, architecture, prior
     config.prior.num_exemplars = paper.NUM_TRAIN.get(data, 4000) // 2 if prior == "exemplar" else 0
@@ -59,7 +59,7 @@ def markdown_cells(line: str) -> list[str]:
         ("fashion_mnist", "vae", "vamp", (-227.35, 0.05, 18.44, -211.37, 35.25)),
         ("mnist", "vae", "exemplar", (-82.09, 0.18, 24.82, -61.00, 29.4)),
         ("omniglot", "vae", "exemplar", (-105.22, 0.18, 32.66, -80.25, 40.0)),
-        ("fashion_mnist", "hvae", "gaussian", (-227.37, 0.1, 19.08, -211.18, 12.4)),  # printed without its minus
+        ("fashion_mnist", "hvae", "gaussian", (-227.37, 0.1, 19.08, -211.18, 12.4)),  # the paper prints it without the minus sign
         ("mnist", "hvae", "vamp", (-81.56, 0.09, 26.69, -58.46, 20.4)),
         ("omniglot", "hvae", "exemplar", (-102.25, 0.43, 36.76, -73.35, 38.6)),
         ("mnist", "convhvae", "gaussian", (-80.52, 0.28, 26.58, -57.64, 19.8)),
@@ -76,7 +76,7 @@ def test_cell_is_the_papers(data, architecture, prior, expected):
 
 
 def test_every_row_has_all_figures_and_the_bound_holds():
-    """The tables agree with each other: the log-likelihood lies above the ELBO, by at most a few nats."""
+    """The tables agree with each other: the log-likelihood is above the ELBO, by at most a few nats."""
     assert paper.LOG_LIKELIHOOD.keys() == paper.KL_AND_RECONSTRUCTION.keys() == paper.ACTIVE_UNITS.keys()
     for architecture, prior in paper.LOG_LIKELIHOOD:
         for data in paper.NUM_TRAIN:
@@ -167,7 +167,7 @@ def test_celebas_cell_is_in_bits_per_dimension():
         ({"prior__num_exemplars": 5_000}, 50_000, "exemplar M=5000", "-82.20"),
         ({"prior__num_exemplars": 50_000, "prior__leave_one_out": False}, 50_000, "exemplar M=50000 no LOO", "-101.33"),
         ({"prior__leave_one_out": False}, 50_000, "exemplar no LOO", "-"),
-        ({"prior__num_exemplars": 2_000}, 4_000, "exemplar", "-82.09 ± 0.18"),  # N as the run tells it
+        ({"prior__num_exemplars": 2_000}, 4_000, "exemplar", "-82.09 ± 0.18"),  # N comes from the run
         ({"prior": "vamp", "prior__leave_one_out": False}, 0, "vamp", "-82.43 ± 0.06"),
         ({"data": "npz:a.npz", "eval__exemplars": "train+valid"}, 4_500, "exemplar M=2000", "-"),  # N is not known
     ],
@@ -187,7 +187,7 @@ def test_row_of_other_exemplars_is_marked():
 
 @pytest.fixture
 def runs(tmp_path) -> list[str]:
-    """Folders as a glob finds them: good, old, broken, empty, and a log file."""
+    """Paths that a glob finds: good, old, broken and empty folders, and a log file."""
     write_run(tmp_path / "b_vamp", config_of(prior="vamp"), TEST | {"exemplars": 0})
     write_run(tmp_path / "z_exemplar", config_of(), TEST | {"log_likelihood_error": None, "num_images": 1})
     old = config_of("omniglot", "hvae")
@@ -266,7 +266,7 @@ def test_out_that_cannot_be_written_is_one_line(tmp_path, capsys):
 
 
 def test_no_results_at_all_is_exit_code_2(tmp_path):
-    """As typed; the log file alone is no results and no warning."""
+    """The real command. A log file is not a run and causes no warning."""
     (tmp_path / "run.log").write_text("")
     command = [sys.executable, "-m", "exvae.tables", str(tmp_path / "run.log")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The search for the recipe: what a trial keeps of a run, and the page that is made of them."""
+"""The search for the recipe: what a trial stores about a run, and the page that is generated from trials."""
 
 import json
 
@@ -66,7 +66,7 @@ def test_folder_without_a_run_is_refused_in_one_line(tmp_path, capsys):
 
 @pytest.fixture
 def own_page(tmp_path, monkeypatch):
-    """Trials and a page of the test's own."""
+    """A temporary folder of trials and a temporary page."""
     monkeypatch.setattr(trials, "TRIALS", tmp_path / "trials")
     monkeypatch.setattr(trials, "PAGE", tmp_path / "page.md")
     (tmp_path / "page.md").write_text("Prose.\n" + trials.MARK + "old tables")

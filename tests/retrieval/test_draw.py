@@ -1,4 +1,4 @@
-"""The draw of M out of N: size, uniformity, the same on host and device."""
+"""The draw of M out of N exemplars: its size, its uniformity, and that host and device agree."""
 
 import math
 

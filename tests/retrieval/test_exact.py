@@ -1,4 +1,4 @@
-"""Two-stage top-k and nearest neighbours against a sort in float64."""
+"""Two-stage top-k and nearest neighbours equal a sort in float64."""
 
 import functools
 
@@ -33,7 +33,7 @@ def test_smallest_k_equals_a_sort(columns, k):
 
 
 def test_smallest_k_finds_them_when_they_share_a_segment():
-    # All of the k smallest stand in one segment, whichever way segments are cut.
+    # All k smallest values are in one segment, whichever way the segments are cut.
     run = jax.jit(functools.partial(exact.smallest_k, k=5))
     for stride in (1, 10):
         values = np.full((1, 10 * exact.SEGMENT), 100.0, np.float32)
@@ -53,7 +53,7 @@ def brute(queries, table, k, allowed, leave_out):
 
 
 def search(queries, table, k, m, own, step=0):
-    """What `nearest` finds among m drawn rows, and what a sort does."""
+    """The results of `nearest` and of a sort, among m drawn rows."""
     draw = draw_exemplars(KEY, step, len(table), m)
     mesh = sharding.make_mesh()
     run = jax.jit(lambda *args: exact.nearest(mesh, *args, k, draw=draw, leave_out=own), compiler_options=QUICKLY)
@@ -70,12 +70,12 @@ def test_nearest_equals_a_sort(monkeypatch, block, rows, m, leave_out):
     rng = np.random.default_rng(rows)
     table = rng.normal(size=(rows, 5)).astype(np.float32)
     own = rng.permutation(rows)[:6]
-    queries = table[own] + rng.normal(scale=0.05, size=(6, 5)).astype(np.float32)  # own row nearest, if it may be seen
+    queries = table[own] + rng.normal(scale=0.05, size=(6, 5)).astype(np.float32)  # the own row is nearest, unless it is left out
     np.testing.assert_array_equal(*search(queries, table, 6, m, own if leave_out else None))
 
 
 def test_nearest_on_several_devices_is_that_of_all_rows(several_devices, rng):
-    """203 rows, and one of padding, on four devices."""
+    """203 rows and one row of padding are on four devices."""
     table = rng.normal(size=(204, 5)).astype(np.float32)
     own, draw, mesh = rng.permutation(203)[:6], draw_exemplars(KEY, 0, 203, 90), several_devices(4)
     queries = table[own] + rng.normal(scale=0.05, size=(6, 5)).astype(np.float32)
@@ -118,16 +118,16 @@ def test_nearest_at_the_shape_of_a_training_step():
     exact_squares[:, ~draw.contains(np.arange(rows))] = np.inf
     exact_squares[np.arange(batch), own] = np.inf
     want = np.sort(np.partition(exact_squares, k, axis=1)[:, :k], axis=1)
-    # By distance: neighbours closer together than float32 can tell may change places.
+    # Compare distances, because neighbours whose distances are equal in float32 may change places.
     np.testing.assert_allclose(np.take_along_axis(exact_squares, got, axis=1), want, atol=1e-4)
     assert all(len(set(row)) == k for row in got)
 
 
 def test_nearest_does_not_ask_the_draw_about_padding():
-    """At this step the permutation sends the grid's spare cell, row 4999 of 4999, to itself: the walk would not end."""
+    """In this step, the permutation maps the padding row 4999 to itself, so a test of this row would not end."""
     draw = draw_exemplars(np.array([0, 42], np.uint32), 365, 4999, 100)
     assert draw._forward(np.array([4999], np.uint32)) == 4999
-    table = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)  # as on two devices, or four
+    table = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)  # padded as on two or four devices
     mesh = sharding.make_mesh()
     run = jax.jit(lambda *args: exact.nearest(mesh, *args, 4, draw=draw, leave_out=None), compiler_options=QUICKLY)
     want = brute(table[:6], table[:4999], 4, draw.contains(np.arange(4999)), None)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Clock:
-    """Of both this package and tqdm."""
+    """A clock for exvae and tqdm that tests can set."""
 
     def __init__(self, monkeypatch):
         self.now = 100.0
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Terminal(io.StringIO):
-    """What was written, and what is then to be seen."""
+    """A fake terminal: `lines` returns what is visible after all output."""
 
     def isatty(self):
         return True
@@ -49,7 +49,7 @@ def clock(monkeypatch):
 
 
 def to_terminal(monkeypatch) -> Terminal:
-    """No fixture: pytest sets standard output once more before the test."""
+    """Makes standard output a terminal. Not a fixture, because pytest resets standard output before the test."""
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stdout", Terminal())
     return sys.stdout
@@ -57,7 +57,7 @@ def to_terminal(monkeypatch) -> Terminal:
 
 def train(clock, first=0, seconds=90):
     shown = progress.Progress(total_steps=1000, batch_size=10)
-    clock.now += 30.0  # whatever comes before
+    clock.now += 30.0  # time before the first step
     shown.begin(first)
     for step in range(first + 1, first + seconds + 1):
         clock.now += 1.0
@@ -83,8 +83,8 @@ def test_training_on_a_terminal_is_a_bar_below_the_epochs(clock, monkeypatch):
     assert re.search(r"\[01:30<08:(19|20), 10.00 images/s, train elbo -100.00\]$", line)
     shown.epoch("epoch 1 done")
     assert terminal.lines() == ["epoch 1 done", ""]
-    print("other words")  # have a line of their own
-    clock.now += 1000.0  # is none of the steps' time
+    print("other words")  # other output has its own line
+    clock.now += 1000.0  # time between steps does not count
     shown.begin(500)
     clock.now += 1.0
     shown.show(501, 2, -99.0)
@@ -97,7 +97,7 @@ def test_training_on_a_terminal_is_a_bar_below_the_epochs(clock, monkeypatch):
 
 def count(clock, quiet=False):
     countdown = progress.Countdown(100, "log-likelihood", quiet=quiet)
-    clock.now += 20.0  # compilation, with the first image
+    clock.now += 20.0  # the first image includes compilation
     countdown.show(1)
     for done in range(2, 62):
         clock.now += 1.0

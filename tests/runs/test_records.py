@@ -1,4 +1,4 @@
-"""Figures of single images outlive a kill, and are never taken for those of other settings."""
+"""Records of single images survive a kill and are never used for other settings."""
 
 import json
 
@@ -91,7 +91,7 @@ def test_second_writer_of_the_same_settings_is_refused(tmp_path):
 
 
 def test_lines_are_never_changed(tmp_path):
-    """Not by opening the file again, nor by what else stands there."""
+    """Opening the file again changes nothing, even if it contains an invalid line."""
     records = Records(tmp_path, SETTINGS)
     records.add([record(1, -5.0), record(1, -4.0)])
     records.close()

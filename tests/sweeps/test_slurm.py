@@ -1,4 +1,4 @@
-"""Points as jobs of Slurm, with a submitit and a squeue that only remember."""
+"""Points of a sweep as Slurm jobs, with fakes of submitit and squeue."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ children = test_sweep.children  # a fixture
 
 
 class FakeSlurm:
-    """A submitit that remembers, and a squeue that shows what it is told."""
+    """A fake submitit that stores the jobs, and a fake squeue that prints the ids given to `show`."""
 
     def __init__(self, folder: Path, monkeypatch):
         self.parameters, self.jobs, self._ids = {}, {}, itertools.count(7)
@@ -75,7 +75,7 @@ def test_jobs_run_the_points_and_renew_the_table(tmp_path, slurm, capsys):
         slurm.work("7_1")
     assert [row["status"] for row in table(folder)] == ["done", "failed", "waiting"]
     slurm.show("7_2", "99")
-    assert "job 8_0  seed=1" in submit()  # neither what is finished nor what still waits
+    assert "job 8_0  seed=1" in submit()  # neither the finished point nor the queued one
     assert list(slurm.jobs) == ["8_0"]
     slurm.show("7_2", "8_0")
     assert "in the queue: 2, to submit now: 0" in submit()

@@ -1,4 +1,4 @@
-"""The optimizer and the schedules against hand-written loops in float64."""
+"""The optimizer and the schedules, compared with hand-written loops in float64."""
 
 import math
 
@@ -19,7 +19,7 @@ def gradients(rng, step):
     """Gradients of very different size; one is always zero, one only at first."""
     grads = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
     grads["huge"] *= np.float32(1e8)
-    grads["tiny"] *= np.float32(1e-8)  # about as large as the 1e-7 that keeps the norm from 0
+    grads["tiny"] *= np.float32(1e-8)  # about as large as the 1e-7 that is added to the norm
     grads["zero"] *= 0
     grads["late"] *= step >= 5
     return grads
@@ -102,7 +102,7 @@ def test_kl_weight_rises_by_epochs(warmup, want):
 
 
 def test_weight_decay_shrinks_the_networks_matrices_alone():
-    """With a gradient of zero a step of rate r leaves 1 - r decay of them."""
+    """If the gradient is zero, a step with rate r multiplies them by 1 - r * decay."""
     config = get_config()
     config.optim.weight_decay, config.optim.learning_rate = 0.3, 0.1
     network = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}

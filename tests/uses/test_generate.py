@@ -22,7 +22,7 @@ KEY = jax.random.key(0)
 
 
 class Identity(nn.Module):
-    """An image is its own code: what is decoded can be compared with the density that codes are drawn from."""
+    """A model in which an image is its own code, so that decoded images show the density of the codes."""
 
     block_rows = 4000
 
@@ -40,7 +40,7 @@ class Identity(nn.Module):
 
 @pytest.fixture
 def identity_run(make_run, rng):
-    """Five exemplars of labels 0, 1, 1, 2, 2 and sigma = 0.2."""
+    """A run with five exemplars of labels 0, 1, 1, 2, 2 and sigma = 0.2."""
 
     def make(prior):
         images = rng.integers(0, 256, (5, 2, 2, 1), dtype=np.uint8)
@@ -55,7 +55,7 @@ def identity_run(make_run, rng):
 @pytest.mark.parametrize(("prior", "sigma"), [("exemplar", 0.2), ("gaussian", 0.3), ("vamp", 0.3)])
 def test_codes_have_the_mean_and_variance_of_r(identity_run, monkeypatch, prior, sigma, temperature):
     """r(z|x) = N(mu(x), sigma^2 I), Eq. (7); q(z|x) for the other priors."""
-    monkeypatch.setattr(Identity, "block_rows", 1500)  # the noise of one block is not that of another
+    monkeypatch.setattr(Identity, "block_rows", 1500)  # several blocks, each with its own noise
     run = identity_run(prior)
     x, n = run.exemplars.images[:1], 8000
     z = generate.around(KEY, run, np.repeat(x, n, axis=0), temperature=temperature).reshape(n, 4)
@@ -245,7 +245,7 @@ def test_tasks_write_figures_arrays_and_single_images(make_run, prior, tmp_path)
 
 @pytest.fixture
 def drawn(monkeypatch) -> dict:
-    """What the tasks hand to the figures, by file name."""
+    """The images that the tasks pass to the figures, by file name."""
     seen = {}
     for name in ("save_grid", "save_plates"):
         monkeypatch.setattr(gallery.figures, name, lambda path, images, *_, **__: seen.__setitem__(path.stem, images))
@@ -253,7 +253,7 @@ def drawn(monkeypatch) -> dict:
 
 
 def distance_to(images: np.ndarray, sources: np.ndarray) -> np.ndarray:
-    """Largest difference of a pixel to the nearest of the sources."""
+    """For each image, the largest difference of a pixel to the nearest source."""
     flat, known = images.reshape(-1, 1, 4), sources.reshape(1, -1, 4) / 255
     return np.abs(flat - known).max(-1).min(1)
 
@@ -264,7 +264,7 @@ def test_sample_task_obeys_label_temperature_and_draw(identity_run, drawn):
     options.label, options.temperature, options.num_sources = 2, 0.0, 9
     gallery.sample_task(run)
     of_class = run.exemplars.images[3:]
-    assert distance_to(drawn["random"], of_class).max() < 1e-6  # random samples and plates
+    assert distance_to(drawn["random"], of_class).max() < 1e-6
     assert drawn["plates"].shape[:2] == (2, 12)  # no exemplar twice
     assert distance_to(drawn["plates"], of_class).max() < 1e-6
     options.temperature = 1.0
@@ -302,7 +302,7 @@ def test_grid_follows_the_two_main_directions_of_the_nearest_exemplars(make_run,
             run.model.apply(
                 {"params": run.params["model"]}, KEY, (origin + sign * step)[None].astype(np.float32), method="decode"
             )
-            for sign in (1, -1)  # an eigenvector has no sign
+            for sign in (1, -1)  # the sign of an eigenvector is arbitrary
         ]
         assert min(np.abs(cells[place] - candidate[0]).max() for candidate in candidates) < 1e-4
 

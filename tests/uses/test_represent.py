@@ -1,4 +1,4 @@
-"""kNN, explanations and memorisation against scikit-learn and brute force."""
+"""kNN, explanations and memorisation, compared with scikit-learn and brute force."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ def points(rng):
 
 
 def test_knn_errors_equal_those_of_scikit_learn(points, monkeypatch):
-    monkeypatch.setattr(represent, "BATCH", 60)  # several batches, the last of them filled up
+    monkeypatch.setattr(represent, "BATCH", 60)  # several batches, the last one padded
     x, y = points
     found = represent.knn_errors(x[:550], y[:550], x[550:], y[550:])
     assert tuple(found) == (3, 5, 7, 9, 11, 13, 15)
@@ -37,7 +37,7 @@ def test_vote_is_the_most_frequent_label_and_the_smallest_of_equals(rng):
     labels = rng.integers(0, 4, (200, 9)).astype(np.int32)
     found = represent.vote(jnp.asarray(labels), (1, 4, 9))
     for row, k in zip(np.asarray(found), (1, 4, 9), strict=True):
-        np.testing.assert_array_equal(row, stats.mode(labels[:, :k], axis=1).mode)  # takes the smallest, too
+        np.testing.assert_array_equal(row, stats.mode(labels[:, :k], axis=1).mode)  # SciPy also takes the smallest one
 
 
 def test_k_is_chosen_on_validation_and_the_test_set_sees_train_and_valid(points):
@@ -87,7 +87,7 @@ def test_explanations_need_exemplars_and_a_possible_k(make_run):
 
 def test_distance_to_the_nearest_image_matches_brute_force(rng, monkeypatch):
     monkeypatch.setattr(pixels, "BATCH", 7)
-    exemplars = rng.integers(0, 256, (2100, 3, 3, 1), dtype=np.uint8)  # more than a block
+    exemplars = rng.integers(0, 256, (2100, 3, 3, 1), dtype=np.uint8)  # more than one block
     x = rng.uniform(size=(20, 3, 3, 1)).astype(np.float32)
     x[0] = exemplars[2099] / np.float32(255)
     want = np.sqrt(np.sum((x[:, None] - exemplars / 255.0) ** 2, axis=(2, 3, 4))).min(1)
@@ -95,7 +95,7 @@ def test_distance_to_the_nearest_image_matches_brute_force(rng, monkeypatch):
 
 
 def test_a_model_that_copies_is_seen(make_run, monkeypatch):
-    """Samples at zero temperature from a model that returns its input are training images: distance zero."""
+    """If samples are training images, their distance to the training set is zero."""
     run = make_run()
     copies = lambda key, run, count, **_: type("S", (), {"images": run.exemplars.images[:count] / np.float32(255)})  # noqa: E731
     monkeypatch.setattr(represent.generate, "sample", copies)
@@ -105,7 +105,7 @@ def test_a_model_that_copies_is_seen(make_run, monkeypatch):
 
 
 def test_memorisation_compares_with_the_right_images(make_run, monkeypatch):
-    """With a model that reconstructs perfectly, training images have distance zero and held-out ones have not."""
+    """If reconstruction is perfect, training images have distance zero and held-out images do not."""
     monkeypatch.setattr(represent.generate, "reconstruct", lambda run, images: images / np.float32(255))
     found = represent.memorisation(jax.random.key(0), make_run(), 15)
     assert found["training images, reconstructed"].max() < 1e-2

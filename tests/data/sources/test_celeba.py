@@ -1,4 +1,4 @@
-"""CelebA from jpgs: the crop, the splits, and what may be wrong with the files."""
+"""CelebA from jpgs: the crop, the splits, and errors in the files."""
 
 import io
 import zipfile
@@ -16,7 +16,7 @@ from exvae.errors import UserError
 
 
 def face(seed, size=(178, 218)):
-    """A smooth picture, so that little is lost at half size and in a jpg."""
+    """A smooth picture, which loses little at half size and in a jpg."""
     coarse = np.random.default_rng(seed).integers(0, 256, (8, 7, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((178, 218), Image.Resampling.BICUBIC).resize(size, Image.Resampling.BOX)
 
@@ -60,10 +60,10 @@ def test_crop_is_the_middle_140_of_a_full_image():
     centres = (np.arange(64) + 0.5) * 140 / 64 - 0.5
     across = np.asarray(celeba.crop("", Image.fromarray(ramp)))[30, :, 0]
     down = np.asarray(celeba.crop("", Image.fromarray(steep)))[:, 30, 0]
-    # A filter that keeps straight lines, but for the ends, where half of it is missing.
+    # The filter keeps a linear ramp, except at the ends, where half of the filter is cut off.
     np.testing.assert_allclose(across[2:-2], 19 + centres[2:-2], atol=1)
     np.testing.assert_allclose(down[2:-2], 39 + centres[2:-2], atol=1)
-    assert across.min() >= 19 and across.max() <= 158 and down.min() >= 39 and down.max() <= 178  # nothing beyond
+    assert across.min() >= 19 and across.max() <= 158 and down.min() >= 39 and down.max() <= 178  # no pixel from outside of the crop
 
 
 def test_crop_is_antialiased():
@@ -134,7 +134,7 @@ def test_celeba_complete_has_the_official_splits(tmp_path, monkeypatch):
     np.testing.assert_array_equal(dataset.train.images, images[:7])
     np.testing.assert_array_equal(dataset.valid.images, images[7:10])
     np.testing.assert_array_equal(dataset.test.images, images[10:])
-    (folder / "000003.jpg").rename(folder / "000013.jpg")  # as many images, but not all of the official ones
+    (folder / "000003.jpg").rename(folder / "000013.jpg")  # the official number of images, but not the official file names
     assert [len(part) for part in vars(load(tmp_path)).values()] == [10, 1, 1]
 
 

