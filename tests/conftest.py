@@ -2,7 +2,7 @@
 
 import os
 
-# The programs of the tests run for milliseconds, so XLA compiles them fast and optimises little. Subprocesses inherit it.
+# Programs of the tests run for milliseconds, so XLA compiles them fast and optimises little, also in subprocesses.
 os.environ["OMP_NUM_THREADS"] = "1"  # waiting OpenMP threads (t-SNE) would slow down other processes
 QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
@@ -85,7 +85,7 @@ COMPILED = (
 
 
 class Patch(pytest.MonkeyPatch):
-    """Clears the functions that `once` keeps if a test patches code that is compiled into them, and again afterwards."""
+    """Clears the functions that `once` keeps if a test patches code that is part of them, and again afterwards."""
 
     changed = False
 
@@ -113,7 +113,7 @@ GROUPS = {
     "trained": (
         "tests/evaluation/test_evaluate_task.py", "tests/test_run.py", "tests/test_launch.py",
         "tests/training/test_loop.py", "tests/training/test_average.py", "tests/reproduce/test_trials.py",
-        "tests/sweeps/test_sweep.py::test_what_a_real_run", "tests/test_docs.py",
+        "tests/sweeps/test_sweep.py::test_summary_reads_the_files", "tests/test_docs.py",
     ),
     "uses": ("tests/uses/",),
 }  # fmt: skip
@@ -134,7 +134,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collects garbage rarely. By default, 5 % of the tests' time is spent on scanning modules, which are never freed."""
+    """Collects garbage rarely. Otherwise 5 % of the tests' time goes into scanning modules, which are never freed."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
 
@@ -174,7 +174,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def several_devices(monkeypatch):
-    """`several_devices(4)` returns a mesh that acts like four devices: `sharding.per_device` is a vmap over four parts."""
+    """`several_devices(4)` returns a mesh that acts like four devices: `sharding.per_device` is a vmap over parts."""
 
     def part(leaf: Any, count: int) -> Any:
         return leaf.reshape(count, -1, *leaf.shape[1:])
@@ -194,7 +194,7 @@ def several_devices(monkeypatch):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, worker_id):
-    """The config and the folder of a tiny run of one epoch. All pytest processes share it, so tests change only copies."""
+    """The config and folder of a tiny run of one epoch. All pytest processes share it, so tests change only copies."""
     config = configs.get_config()
     config.update_from_flattened_dict({**TINY_FIELDS, "train.epochs": 1})
     place = tmp_path_factory.getbasetemp()

@@ -86,7 +86,7 @@ def test_wrong_log_prob_of_a_prior_is_named():
         elbo_of(TERMS, jnp.zeros(ROWS + 1))
 
 
-class Finds:
+class FixedSearch:
     """A search that always returns the same candidates."""
 
     def __init__(self, candidates):
@@ -109,8 +109,8 @@ class Finds:
 def test_wrong_candidates_of_a_search_are_named(tiny_config, candidates, message):
     draw = draw_exemplars(np.array([0, 1], np.uint32), 0, num_train=20, num_exemplars=20)
     index = np.array([0, 1], np.int32)
-    right = Finds(np.array([[0, 1, 19], [-1, 3, 1]], np.int32))
+    right = FixedSearch(np.array([[0, 1, 19], [-1, 3, 1]], np.int32))
     tiny_config.retrieval.num_neighbours = 2
     assert choose_on_host(tiny_config, draw, index, right).tolist() == [1, 19, 3, -1]
     with pytest.raises(AssertionError, match=f"the search gave {message}"):
-        choose_on_host(tiny_config, draw, index, Finds(candidates))
+        choose_on_host(tiny_config, draw, index, FixedSearch(candidates))

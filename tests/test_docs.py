@@ -156,14 +156,15 @@ def check(words: list[str]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=id_of)
 def test_command_lines_of_the_page_are_accepted(page, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    script = "".join(block.text for block in blocks(page) if block.language == "bash")  # later blocks use variables of earlier ones
+    # One script for the whole page, because later blocks use variables of earlier ones.
+    script = "".join(block.text for block in blocks(page) if block.language == "bash")
     commands = words_of(script, tmp_path)
     commands += [words for text in inline_commands(page) for words in words_of(text, tmp_path)]
     for words in commands:
         check(words)
 
 
-def test_commands_that_would_be_refused_are_seen(tmp_path):
+def test_invalid_commands_fail_the_check(tmp_path):
     for text in (
         "python launch.py --config=experiments/mnist_va.py",
         "python launch.py --config=experiments/mnist_vae.py --config.train.epocs=3",
@@ -180,7 +181,7 @@ def test_commands_that_would_be_refused_are_seen(tmp_path):
             check(words)
 
 
-def test_every_block_is_run_or_says_why_not():
+def test_every_block_runs_or_has_a_comment():
     languages = {"bash", "python", "bibtex", "text"}
     for block in (block for page in PAGES for block in blocks(page)):
         where = f"{id_of(block.page)}: {block.text[:60]}"
@@ -306,7 +307,7 @@ def test_differences_of_the_page_are_those_marked_in_the_code():
     assert code == page, f"only in the code: {dict(code - page)}; only on the page: {dict(page - code)}"
 
 
-def test_tree_of_the_code_is_the_folder():
+def test_tree_of_the_code_equals_the_folder():
     text = next(block.text for block in blocks(ROOT / "docs" / "how-it-works.md") if "\nexvae/\n" in block.text)
     named = set(re.findall(r"^  (\w[\w./]*)", text, re.M))
     there = {path.name + "/" * path.is_dir() for path in (ROOT / "exvae").iterdir() if not path.name.startswith("__")}
@@ -321,13 +322,13 @@ def load_generator():
     return module
 
 
-def test_configuration_page_is_made_from_the_config():
+def test_configuration_page_is_generated_from_the_config():
     generator = load_generator()
     assert generator.PAGE.read_text() == generator.page(), "run python docs/make_configuration.py"
     fields = {field.name: field for field in generator.read_fields()}
     defaults = configs.flat(configs.get_config())
     assert fields.keys() == defaults.keys()
-    assert all(fields[name].comment or name in generator.NOTES for name in fields), "every field needs a comment or a note"
+    assert all(fields[name].comment or name in generator.NOTES for name in fields), "a field has no comment and no note"
     assert {name: ast.literal_eval(field.default) for name, field in fields.items()} == defaults
     assert generator.NOTES.keys() <= fields.keys() and generator.GROUPS.keys() <= set(configs.get_config())
 

@@ -11,7 +11,7 @@ from exvae import encoding, models
 from exvae.config import get_config
 from exvae.retrieval import NOBODY
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 BLOCK = 64
 LIMITS = {"nothing": 0, "some": 30_000, "all": float("inf")}  # a block of the small model below keeps 12,288 bytes
 
@@ -76,7 +76,7 @@ def test_encode_means_keeps_the_blocks_that_fit(architecture, num_images):
     params = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
     images = jax.ShapeDtypeStruct((num_images, 28, 28, 1), jnp.uint8)
     index = jax.ShapeDtypeStruct((5 * encoding.BLOCK,), jnp.int32)
-    block = encoding.BLOCK * 4 * 300 * 4  # two gated layers of 300, two products each, float32
+    block = encoding.BLOCK * 4 * 300 * 4  # two gated layers of 300 units, two products each, float32
 
     def kept(limit):
         """Bytes that the forward pass keeps for the backward pass."""

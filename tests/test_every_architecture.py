@@ -127,7 +127,7 @@ def check_python(kind, config, workdir):
 
 @pytest.mark.usefixtures("few_layers", "quick_start")
 @pytest.mark.parametrize("kind", ["pixelsnail", "celeba", "grey vae"])
-def test_it_learns_resumes_bit_for_bit_and_does_its_tasks(kind, tmp_path, monkeypatch):
+def test_architecture_learns_resumes_bit_for_bit_and_runs_its_tasks(kind, tmp_path, monkeypatch):
     config = make_config(kind, tmp_path)
     loop.train(config, tmp_path / "run")
     check_learning(tmp_path / "run")
@@ -148,7 +148,7 @@ def test_users_colour_images_train_a_convolutional_model(tmp_path):
 
 
 @pytest.mark.usefixtures("few_layers", "quick_start")
-def test_average_is_of_parameters_and_batch_statistics(tmp_path):
+def test_average_includes_parameters_and_batch_statistics(tmp_path):
     config = make_config("celeba", tmp_path)
     setup, state = restored(config, tmp_path / "run")
     feeder = loop.Feeder(setup.config, setup.model, setup.mesh, setup.store, state)

@@ -38,7 +38,7 @@ def namespace():
     ],
     ids=["prior", "architecture, source and search"],
 )
-def test_what_the_page_adds_trains(namespace, tiny_config, tmp_path, fields):
+def test_parts_that_the_page_adds_train(namespace, tiny_config, tmp_path, fields):
     tiny_config.update_from_flattened_dict({**fields, "train.epochs": 2, "optim.learning_rate": 5e-3})
     results = loop.train(tiny_config, tmp_path)
     assert np.isfinite(results["test"]["log_likelihood"])

@@ -40,12 +40,12 @@ def test_layer_counts_the_products_of_each_output(layer, products):
     assert layer_flops(layer, jnp.zeros((2, 5, 4, 3))) == 2 * products
 
 
-def test_inputs_side_by_side_are_counted_by_their_own_rows():
+def test_dense_of_two_inputs_counts_the_rows_of_each():
     assert layer_flops(Dense(7), jnp.zeros((2, 3)), jnp.zeros((6, 5))) == 2 * 7 * (2 * 3 + 6 * 5)
 
 
 @pytest.mark.parametrize("mask, taps", [(ABOVE_AND_LEFT, 4), (INCLUSIVE, 5)])
-def test_masked_layer_counts_only_what_it_sees(mask, taps):
+def test_masked_layer_counts_only_visible_pixels(mask, taps):
     assert layer_flops(WeightNormConv(7, mask), all_windows(jnp.zeros((2, 5, 4, 3)))) == 2 * 2 * 5 * 4 * 7 * taps * 3
 
 
@@ -54,7 +54,7 @@ def test_attention_counts_each_pair_of_pixels_once():
     assert flops.attention_flops(jnp.zeros((2, 6, 8, 4))) == 2 * (2 * pairs * 8 * 4) * 2  # scores and values
 
 
-def test_pixelsnail_logits_by_formula():
+def test_pixelsnail_logits_equal_the_formula():
     """2x3 images, F = 4 channels: every product of the decoder, layer by layer."""
     model = build("pixelsnail", (2, 3, 1), channels=4)
     pixels, f, heads = 2 * 3, 4, 32

@@ -23,7 +23,7 @@ SHAPE, DIM = (3, 3, 1), 2
 N, M, B, C = 24, 10, 6, 18
 NEIGHBOURS = (1, M)
 MESH = sharding.make_mesh()
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 pytestmark = pytest.mark.xdist_group("objectives")  # one process compiles for all these tests
 
@@ -236,7 +236,7 @@ def test_more_neighbours_tighten_the_bound_up_to_equality(trained):
             np.testing.assert_allclose(all_of_m, out["none_0"][0].elbo, rtol=1e-5)
 
 
-def test_table_is_given_the_means_of_the_batch_and_then_of_the_exemplars(world, trained):
+def test_table_gets_the_means_of_the_batch_and_then_of_the_exemplars(world, trained):
     loo, runs = trained
     for key, index, out in runs:
         _, _, _, mean, drawn = world.sample(key, index, M)
@@ -276,10 +276,10 @@ def test_leaving_one_out_of_all_divides_by_the_others(world):
         for name, log_pz in (("o1", o1), ("no_regularizer", no_loo), ("two_of_all", rat)):
             np.testing.assert_allclose(out[name].elbo[b], log_px[b] - log_q[b] + log_pz, rtol=2e-4, atol=2e-4)
     elbos = np.stack([out[name].elbo for name in ("o1", "no_regularizer", "two_of_all", "none_0_True")])
-    assert np.abs(elbos[:, None] - elbos[None]).max(-1)[np.triu_indices(4, 1)].min() > 1e-3  # four different numbers
+    assert np.abs(elbos[:, None] - elbos[None]).max(-1)[np.triu_indices(4, 1)].min() > 1e-3  # all four numbers differ
 
 
-def test_neighbours_that_all_share_count_once(world):
+def test_shared_neighbours_count_once(world):
     # In this table, three exemplars are nearest to all images.
     table = np.full((N, DIM), 50.0, np.float32)
     table[[2, 7, 21]] = 0.0
@@ -363,15 +363,15 @@ def test_gradient_flows_through_exemplar_means_and_sigma(world):
     assert min(jax.tree.leaves(through)) > 1e-3 * scale
 
 
-def test_table_chooses_but_is_never_scored(world):
+def test_table_chooses_neighbours_but_is_not_scored(world):
     key, index = jax.random.key(1), np.arange(B)
-    straight, bent = (world.train(key, index, table=table) for table in (world.table, world.table * 3 + 1))
-    np.testing.assert_allclose(straight["all_of_all"][0].elbo, bent["all_of_all"][0].elbo, rtol=1e-6)
-    assert np.any(straight["two_of_all"][0].elbo != bent["two_of_all"][0].elbo)
+    straight, moved = (world.train(key, index, table=table) for table in (world.table, world.table * 3 + 1))
+    np.testing.assert_allclose(straight["all_of_all"][0].elbo, moved["all_of_all"][0].elbo, rtol=1e-6)
+    assert np.any(straight["two_of_all"][0].elbo != moved["two_of_all"][0].elbo)
 
 
 @pytest.mark.parametrize(("scored", "samples"), [("own", 3), ("union", 2)])
-def test_several_codes_of_an_image_see_what_one_would(world, scored, samples):
+def test_several_codes_of_an_image_use_the_same_exemplars(world, scored, samples):
     """With objective.samples > 1, each code uses the exemplars of its image, and the table gets each mean once."""
     k, key, index = 2, jax.random.key(5), np.arange(B)
     config = make_config(search="exact", k=k, scored=scored)

@@ -8,7 +8,7 @@ from exvae import config as configs
 from exvae import once
 
 
-def test_the_same_parts_of_a_config_share_and_others_do_not():
+def test_configs_with_equal_fields_share_a_function():
     made = []
 
     @once.for_equal_configs("model", "optim.learning_rate", "optim.ema")

@@ -47,7 +47,7 @@ def test_real_omniglot_has_every_character_in_train():
     assert set(dataset.test.labels) <= set(dataset.train.labels)
 
 
-def test_real_celeba_shows_faces():
+def test_real_celeba_mean_is_a_face():
     """The mean of 300 images is a face. (Decoding all images takes seconds.)"""
     if not (FOLDER / "celeba").is_dir():
         pytest.skip(f"no celeba in {FOLDER}; set EXVAE_DATA_DIR to test on real data")

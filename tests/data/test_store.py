@@ -22,7 +22,7 @@ MIB = np.zeros((1024, 32, 32, 1), np.uint8)  # exactly 1 MiB
         (0.0, 1024, 4 * 2**20 - 4, True),
     ],
 )
-def test_images_are_on_the_devices_where_they_fit(monkeypatch, device_mib, memory_mib, device_memory, on_host):
+def test_images_are_on_the_devices_if_they_fit(monkeypatch, device_mib, memory_mib, device_memory, on_host):
     monkeypatch.setattr(store, "_device_bytes", lambda: device_memory or 0)
     images = Store(sharding.make_mesh(), MIB, device_mib, memory_mib)
     assert images.on_host == on_host and len(images) == 1024

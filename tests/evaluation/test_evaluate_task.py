@@ -41,7 +41,7 @@ def record_files(workdir) -> dict[str, list[dict]]:
     return found
 
 
-def test_training_ends_with_all_figures(trained):
+def test_training_ends_with_a_complete_evaluation(trained):
     _, workdir = trained
     test = results_of(workdir)
     assert {"elbo", "reconstruction", "kl", "log_likelihood", "iwae_samples", "exemplars", "active_units"} <= set(test)
@@ -58,7 +58,7 @@ def test_training_ends_with_all_figures(trained):
     assert (workdir / "figures" / "samples.png").stat().st_size > 1000
 
 
-def test_evaluating_again_does_nothing_and_says_the_same(copied, monkeypatch):
+def test_repeated_evaluation_scores_nothing_and_has_the_same_results(copied, monkeypatch):
     config, workdir = copied
     before = results_of(workdir)
     monkeypatch.setattr(evaluate, "make_scorer", None)  # scoring would fail
@@ -66,7 +66,7 @@ def test_evaluating_again_does_nothing_and_says_the_same(copied, monkeypatch):
     assert results_of(workdir) == before
 
 
-def test_pruned_doubles_until_the_audit_is_content_and_then_equals_exact(copied):
+def test_pruned_doubles_candidates_until_the_tolerance_is_met_and_then_equals_exact(copied):
     """With zero tolerance, the candidates of every image grow to all exemplars: 50, 100, 200, 320."""
     config, workdir = copied
     config.eval.tolerance, config.eval.num_images = 0.0, 6
@@ -119,7 +119,7 @@ def test_interval_of_the_audit_covers_what_pruning_lost(copied):
     assert pruned["images_doubled"] == 0
 
 
-def test_interrupted_evaluation_goes_on_and_scores_no_image_twice(copied, monkeypatch):
+def test_interrupted_evaluation_resumes_and_scores_no_image_twice(copied, monkeypatch):
     config, workdir = copied
     config.eval.iwae_samples = 30
     evaluate.main(open_run(config, workdir))
@@ -148,7 +148,7 @@ def test_interrupted_evaluation_goes_on_and_scores_no_image_twice(copied, monkey
 
 
 @pytest.mark.faults
-def test_killed_process_goes_on_with_the_same_number(copied):
+def test_killed_evaluation_resumes_with_the_same_results(copied):
     config, workdir = copied
     fields = {**TINY_FIELDS, "eval.iwae_samples": 1000}
     command = [sys.executable, "launch.py", "--config=experiments/quickstart.py", "--task=evaluate"]
@@ -174,7 +174,7 @@ def test_killed_process_goes_on_with_the_same_number(copied):
     assert results_of(workdir) == results_of(other)
 
 
-def test_several_devices_give_the_same_figures(copied):
+def test_several_devices_give_the_same_values(copied):
     """With three devices and 40 images, the last round is not full."""
     _, workdir = copied
     before, records = results_of(workdir), record_files(workdir)
@@ -190,7 +190,7 @@ def test_several_devices_give_the_same_figures(copied):
     assert results_of(workdir)["elbo"] == pytest.approx(before["elbo"], rel=1e-6)
 
 
-def test_figures_of_other_parameters_images_or_options_are_not_mixed_up(trained):
+def test_records_of_other_parameters_images_or_options_are_separate(trained):
     config, workdir = trained
     run = open_run(config, workdir)
 
@@ -216,7 +216,7 @@ def test_figures_of_other_parameters_images_or_options_are_not_mixed_up(trained)
     assert evaluate.settings_of(open_run(config, workdir)) == here
 
 
-def test_every_kind_of_evaluation_keeps_its_summary_and_scores_once(copied, monkeypatch):
+def test_each_kind_of_evaluation_has_its_own_summary_and_scores_once(copied, monkeypatch):
     config, workdir = copied
     first = results_of(workdir)
     config.eval.method, config.eval.num_images = "exact", 3
@@ -241,7 +241,7 @@ def test_other_training_images_are_refused(copied):
         loop.train(config, workdir)
 
 
-def test_more_images_go_on_from_fewer(copied):
+def test_evaluation_of_more_images_reuses_earlier_scores(copied):
     config, workdir = copied
     config.eval.iwae_samples = 25
     for number, scored in ((3, 3), (7, 7), (5, 7)):
@@ -252,7 +252,7 @@ def test_more_images_go_on_from_fewer(copied):
         assert sorted(counts) == [scored, 40]
 
 
-def test_exemplars_can_be_others_than_the_training_set(copied, rng):
+def test_evaluation_accepts_exemplars_other_than_the_training_set(copied, rng):
     config, workdir = copied
     config.eval.num_images = 5
     dataset = data.load(config.data)
@@ -292,7 +292,7 @@ def test_folder_without_a_checkpoint_is_refused(copied, tmp_path):
             evaluate.main(open_run(config, workdir))
 
 
-def test_run_of_another_model_is_refused_and_how_it_was_trained_is_not_asked(copied):
+def test_run_of_another_model_is_refused_but_training_options_may_differ(copied):
     config, workdir = copied
     config.train.batch_size, config.optim.learning_rate, config.prior.num_exemplars = 7, 0.3, 11
     config.eval.num_images = 2
@@ -312,7 +312,7 @@ def test_run_of_another_model_is_refused_and_how_it_was_trained_is_not_asked(cop
         evaluate.main(open_run(config, workdir))
 
 
-def test_damaged_checkpoint_falls_back_to_the_one_before(copied, capsys):
+def test_damaged_checkpoint_is_replaced_by_the_one_before(copied, capsys):
     config, workdir = copied
     best = workdir / "checkpoints" / "best"
     shutil.copytree(best / "8", best / "16")

@@ -202,7 +202,8 @@ def test_exact_equals_scipy_and_pruned_is_never_above(name):
         few, more = (case.score(key, image, candidates) for candidates in (1, 16))
         assert few.log_likelihood <= more.log_likelihood + rounding
         assert more.log_likelihood <= exact.log_likelihood + rounding
-        assert few.excess > 0 or name in ("one exemplar", "far away")  # far away, the second exemplar is 300 nats below the first
+        # In the case "far away", the second exemplar is 300 nats below the first.
+        assert few.excess > 0 or name in ("one exemplar", "far away")
 
 
 def test_all_exemplars_as_candidates_are_exact():
@@ -211,7 +212,7 @@ def test_all_exemplars_as_candidates_are_exact():
     assert exact == pruned
 
 
-def test_number_of_samples_need_not_fill_blocks(monkeypatch):
+def test_surplus_samples_of_the_last_block_are_dropped(monkeypatch):
     """130 samples in blocks of at most 50 become three blocks of 44, and two surplus samples are dropped."""
     case = hard_case()
     monkeypatch.setattr(type(case.model), "block_rows", 50)
@@ -224,13 +225,13 @@ def test_number_of_samples_need_not_fill_blocks(monkeypatch):
     draw_samples.clear_cache()
 
 
-def test_nearest_are_the_candidates(rng):
+def test_nearest_equals_a_sort_of_distances(rng):
     means, origin = rng.normal(size=(50, 3)).astype(np.float32), rng.normal(size=3).astype(np.float32)
     want = np.argsort(np.sum((means - origin) ** 2, axis=-1))[:9]
     assert set(np.asarray(likelihood.nearest(origin, means, 9)).tolist()) == set(want.tolist())
 
 
-def test_audit_is_unbiased_where_pruning_loses_a_lot():
+def test_audit_is_unbiased_when_pruning_loses_a_lot():
     """Only 5 of 301 exemplars are candidates and sigma is large, so most of the sum is left out. 6,000 audits."""
     case = hard_case(log_var=1.0)
     origin = case.seen().q.mean[0]
@@ -254,7 +255,7 @@ def test_audit_is_unbiased_where_pruning_loses_a_lot():
 
 
 def test_reported_loss_is_unbiased_although_candidates_are_doubled():
-    """Half of 400 evaluations double. The reported loss is that of the final candidates; the deciding one is too low."""
+    """Half of 400 evaluations double. The reported loss fits the final candidates, but the deciding loss is too low."""
     case = hard_case(log_var=-0.5)
     keys = jax.random.split(jax.random.key(3), 400)
 

@@ -82,7 +82,7 @@ def test_experiment_writes_its_folder(tmp_path, name):
         assert 0 < test["bits_per_dim"] < 1
 
 
-def test_bandwidth_is_chosen_on_validation_around_training_images_only(tmp_path):
+def test_bandwidth_is_chosen_with_validation_images_and_training_exemplars(tmp_path):
     """With validation images among the exemplars, the best bandwidth would be close to zero."""
     config = get_config()
     config.data.name, config.data.num_images = "glyphs", 300

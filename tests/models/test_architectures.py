@@ -14,7 +14,7 @@ from exvae import models
 from exvae.config import get_config
 from exvae.models.layers import GatedDense
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 
 def build(architecture, image_shape=(28, 28, 1), **fields):
@@ -67,7 +67,7 @@ def test_parameters_are_those_of_the_paper(architecture, image_shape, dim, lower
     assert collections.Counter(leaf.shape for leaf in jax.tree.leaves(params)) == want
 
 
-def test_number_of_parameters_at_the_papers_sizes():
+def test_number_of_parameters_equals_the_formula():
     counts = {}
     for name in ("vae", "hvae"):
         shapes = jax.eval_shape(lambda key, name=name: models.init(key, build(name))[0], jax.random.key(0))
@@ -222,7 +222,7 @@ def test_decode_gives_probabilities_in_the_shape_of_images(small):
     assert out["decode"].std() > 0.05
 
 
-def test_inputs_side_by_side_are_one_of_their_widths_together():
+def test_gated_dense_of_two_inputs_equals_joined_inputs():
     """Values and gradients are equal. Each row of the first input belongs to three rows of the second."""
     rng = np.random.default_rng(0)
     few, many = rng.normal(size=(4, 5)).astype(np.float32), rng.normal(size=(12, 2)).astype(np.float32)

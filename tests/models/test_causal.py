@@ -10,7 +10,7 @@ import pytest
 from exvae.models import causal
 from exvae.models.pixelsnail import Decoder
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 H, W, F = 4, 5, 6
 
 
@@ -85,7 +85,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_pixels_see_only_those_before_them(name):
+def test_pixels_depend_only_on_earlier_pixels(name):
     make, kind = LAYERS[name]
     seen = dependence(make(), (1, H, W, 2))
     before = np.tril(np.ones((H * W, H * W), bool), -1 if kind == "strictly" else 0)
@@ -96,7 +96,7 @@ def test_pixels_see_only_those_before_them(name):
         assert all(seen[j + 1 :, j].any() for j in range(H * W - 1))
 
 
-def test_changing_a_pixel_changes_a_later_logit_and_none_before():
+def test_changed_pixel_changes_only_later_logits():
     """The full decoder, with a finite change of one pixel at a time."""
     logits = jax.jit(decoder(), compiler_options=QUICKLY)
     x = np.random.default_rng(2).integers(0, 2, (1, H, W, 2)).astype(np.float32)
@@ -109,7 +109,7 @@ def test_changing_a_pixel_changes_a_later_logit_and_none_before():
         assert j == H * W - 1 or np.abs(now[j + 1 :] - base[j + 1 :]).max() > 1e-6
 
 
-def test_attention_equals_a_softmax_over_the_pixels_before(monkeypatch):
+def test_attention_equals_a_softmax_over_earlier_pixels(monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v, pull = (rng.normal(size=(3, 10, 2, 4)).astype(np.float32) for _ in range(4))
     want = np.zeros((3, 10, 2, 4))
@@ -156,11 +156,11 @@ def test_weight_norm_starts_at_the_drawn_kernel_and_scales_with_its_gain():
     np.testing.assert_allclose(module.apply({"params": params}, x), brute_force(kernel), atol=1e-5)
     gain = np.arange(1.0, 6.0).astype(np.float32)
     kernel *= gain / np.sqrt((kernel**2).sum((0, 1, 2)))
-    params = {**params, "gain": gain, "direction": 7.0 * params["direction"]}  # the norm of the direction does not matter
+    params = {**params, "gain": gain, "direction": 7.0 * params["direction"]}  # its norm does not matter
     np.testing.assert_allclose(module.apply({"params": params}, x), brute_force(kernel), atol=1e-4)
 
 
-def test_dropout_is_there_in_training_only():
+def test_dropout_is_active_only_in_training():
     module = causal.GatedResidual(4, 0.5)
     x = np.random.default_rng(0).normal(size=(1, 3, 3, 4)).astype(np.float32)
     variables = initialised(module, x, causal.all_windows)

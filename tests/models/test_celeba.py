@@ -12,7 +12,7 @@ from exvae import encoding, models
 from exvae.config import get_config
 from exvae.distributions import log_discretized_logistic, to_unit
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 
 def build(image_shape, **fields):
@@ -35,7 +35,8 @@ def test_parameters_are_those_of_the_paper():
     assert sorted(kernels) == sorted(want)
     assert params["family"]["log_scale"].shape == (3,)
     features = [leaf.shape for leaf in jax.tree.leaves(statistics)]
-    assert sorted(features) == sorted([(f,) for f in (64, 128, 256, 512) for _ in range(4)])  # mean and variance, in encoder and decoder
+    # Mean and variance, in encoder and decoder.
+    assert sorted(features) == sorted([(f,) for f in (64, 128, 256, 512) for _ in range(4)])
 
 
 @pytest.fixture(scope="module")

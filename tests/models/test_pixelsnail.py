@@ -14,7 +14,7 @@ from exvae.config import get_config
 from exvae.models import pixelsnail
 from tests.conftest import Patch
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,7 +92,7 @@ def test_sampling_agrees_with_the_likelihood(tiny):
 
 
 @pytest.mark.parametrize("likelihood, shape", [("bernoulli", (5, 4, 1)), ("discretized_logistic", (3, 5, 3))])
-def test_pixel_by_pixel_equals_all_pixels_at_once(likelihood, shape):
+def test_drawing_pixel_by_pixel_equals_one_pass(likelihood, shape):
     """Drawing gives the same means as one pass over the drawn image, and a pixel is 1 if u is below its mean."""
     _, _, apply = build(shape, likelihood)
     z = latents(6)

@@ -34,7 +34,7 @@ def set_revision(monkeypatch, found: str) -> None:
     monkeypatch.setattr(revision, "git_revision", functools.cache(lambda: found))
 
 
-def test_cells_are_those_of_the_papers_tables_each_once():
+def test_cells_of_the_papers_tables_occur_once():
     every = list(cells.plans())
     names = [plan.name for plan in every]
     assert len(set(names)) == len(names)
@@ -95,7 +95,7 @@ def test_jobs_share_the_cores(monkeypatch):
     assert [cells.cores_of(job, 8) for job in (0, 4)] == [[3], [3]]
 
 
-def test_a_cell_has_its_cores_and_a_low_priority_between_sessions_too():
+def test_cell_has_its_cores_and_a_low_priority_in_its_own_session():
     core = min(os.sched_getaffinity(0))
     report = "import os; f = '/proc/self/autogroup'; "
     report += "print(os.nice(0), os.sched_getaffinity(0), os.path.exists(f) and open(f).read())"
@@ -107,7 +107,7 @@ def test_a_cell_has_its_cores_and_a_low_priority_between_sessions_too():
 
 
 @pytest.mark.faults
-def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_others(
+def test_killed_reproduction_resumes_and_a_failed_cell_does_not_stop_the_others(
     tmp_path, tiny_config, capsys, monkeypatch
 ):
     quick = "print(123.0)"  # instead of timing a matrix product

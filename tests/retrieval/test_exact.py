@@ -13,7 +13,7 @@ from exvae.scale import sharding
 
 KEY = np.array([3, 8], np.uint32)
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 
 @pytest.mark.parametrize("columns, k", [(1, 10), (2, 64), (9, 1), (40, 10)])
@@ -32,7 +32,7 @@ def test_smallest_k_equals_a_sort(columns, k):
         assert all(len(set(row)) == k for row in position)
 
 
-def test_smallest_k_finds_them_when_they_share_a_segment():
+def test_smallest_k_finds_values_that_share_a_segment():
     # All k smallest values are in one segment, whichever way the segments are cut.
     run = jax.jit(functools.partial(exact.smallest_k, k=5))
     for stride in (1, 10):
@@ -70,11 +70,12 @@ def test_nearest_equals_a_sort(monkeypatch, block, rows, m, leave_out):
     rng = np.random.default_rng(rows)
     table = rng.normal(size=(rows, 5)).astype(np.float32)
     own = rng.permutation(rows)[:6]
-    queries = table[own] + rng.normal(scale=0.05, size=(6, 5)).astype(np.float32)  # the own row is nearest, unless it is left out
+    # The own row is nearest, unless it is left out.
+    queries = table[own] + rng.normal(scale=0.05, size=(6, 5)).astype(np.float32)
     np.testing.assert_array_equal(*search(queries, table, 6, m, own if leave_out else None))
 
 
-def test_nearest_on_several_devices_is_that_of_all_rows(several_devices, rng):
+def test_nearest_on_several_devices_equals_a_sort(several_devices, rng):
     """203 rows and one row of padding are on four devices."""
     table = rng.normal(size=(204, 5)).astype(np.float32)
     own, draw, mesh = rng.permutation(203)[:6], draw_exemplars(KEY, 0, 203, 90), several_devices(4)
@@ -102,7 +103,7 @@ def test_nearest_of_equal_rows_returns_each_once():
     assert np.all(got[:, -5:] == NOBODY)
 
 
-def test_nearest_at_the_shape_of_a_training_step():
+def test_nearest_equals_a_sort_at_the_size_of_a_training_step():
     rng = np.random.default_rng(3)
     rows, batch, k = 3 * exact.BLOCK + 5, 16, 10
     table = rng.normal(size=(rows, 40)).astype(np.float32)
@@ -123,7 +124,7 @@ def test_nearest_at_the_shape_of_a_training_step():
     assert all(len(set(row)) == k for row in got)
 
 
-def test_nearest_does_not_ask_the_draw_about_padding():
+def test_nearest_does_not_look_up_padding_in_the_draw():
     """In this step, the permutation maps the padding row 4999 to itself, so a test of this row would not end."""
     draw = draw_exemplars(np.array([0, 42], np.uint32), 365, 4999, 100)
     assert draw._forward(np.array([4999], np.uint32)) == 4999
@@ -135,8 +136,8 @@ def test_nearest_does_not_ask_the_draw_about_padding():
 
 
 @pytest.mark.parametrize("n, m, devices", [(50_000, 25_000, 8), (1000, 100, 64), (1003, 1003, 4), (10, 3, 2)])
-def test_a_device_never_has_more_drawn_rows_than_it_makes_room_for(n, m, devices):
+def test_device_has_room_for_all_its_drawn_rows(n, m, devices):
     per_device = -(-n // devices)
     bound = exact._most_drawn(draw_exemplars(KEY, 0, n, m), per_device)
     assert stats.hypergeom(n, m, min(per_device, n)).sf(bound) < 1e-14
-    assert exact._most_drawn(draw_exemplars(KEY, 0, n, m), n) == m  # one device has room for all of them
+    assert exact._most_drawn(draw_exemplars(KEY, 0, n, m), n) == m  # a single device has room for all

@@ -84,7 +84,7 @@ def test_num_candidates_of_a_full_draw_is_at_most_the_training_set(k, n):
     assert slots.num_candidates(k, n, n) <= n
 
 
-def test_candidates_cut_to_the_draw_leave_k():
+def test_candidates_cut_to_the_draw_contain_k_neighbours():
     n, m, k, batch = 2000, 400, 5, 20
     table, rng = clusters(n, seed=3), np.random.default_rng(4)
     index = scann.ScannIndex(table, shape(slots.num_candidates(k, m, n)))
@@ -98,7 +98,7 @@ def test_candidates_cut_to_the_draw_leave_k():
     assert np.mean(full) > 0.99
 
 
-def test_tree_index_returns_no_false_neighbours_when_many_are_asked_for(large):
+def test_tree_index_returns_no_duplicates_for_many_results(large):
     # K = 10 of M = 100 drawn exemplars need 3,000 candidates, more than the searched leaves hold.
     table, index = large
     num_results = slots.num_candidates(10, 100, len(table))
@@ -116,7 +116,7 @@ def make_config(**retrieval):
     return config
 
 
-def test_shape_follows_the_rule_unless_it_is_overruled():
+def test_shape_follows_the_rule_unless_options_override_it():
     assert scann.choose_shape(make_config(), 2000) == shape(slots.num_candidates(10, 1000, 2000))
     config = make_config()
     config.prior.num_exemplars = 500_000
@@ -133,7 +133,7 @@ def test_shape_follows_the_rule_unless_it_is_overruled():
     assert scann.choose_shape(config, 1_000_000).reorder == 0
 
 
-def test_recall_is_that_of_a_sort(large):
+def test_recall_equals_brute_force(large):
     """With few searched leaves, the index finds a part of the neighbours. The recall is this part."""
     table, _ = large
     index = scann.ScannIndex(table, shape(41, leaves=109, searched=1))
@@ -145,7 +145,7 @@ def test_recall_is_that_of_a_sort(large):
     assert indexes.recall(scann.ScannIndex(table[:500], shape(41)), table[:500], 10) == 1.0
 
 
-def test_indices_are_swapped_whole_at_their_step(monkeypatch, capsys):
+def test_indices_are_swapped_at_their_step(monkeypatch, capsys):
     """The current index answers while the next one is built. A swap waits until the next one is finished."""
     tables = [clusters(300, seed=seed) for seed in range(3)]
     real = scann.ScannIndex
@@ -166,7 +166,7 @@ def test_indices_are_swapped_whole_at_their_step(monkeypatch, capsys):
     assert "waited 1 s for the index" in capsys.readouterr().out
 
 
-def test_a_low_recall_is_warned_of(large, capsys):
+def test_low_recall_prints_a_warning(large, capsys):
     table, _ = large
     indices = indexes.Indices(shape(41, leaves=109, searched=1), 10, min_recall=0.9)
     indices.start(table, None)
@@ -175,21 +175,21 @@ def test_a_low_recall_is_warned_of(large, capsys):
     assert "config.retrieval.min_recall=0.9" in output and "leaves_searched (now 1 of 109)" in output
 
 
-def test_what_a_build_raises_reaches_the_search():
+def test_search_raises_the_exception_of_the_build():
     indices = indexes.Indices(shape(5), 3, min_recall=0.0)
     indices.start(np.zeros((0, 3), np.float32), None)
     with pytest.raises(Exception):  # noqa: B017  (ScaNN's own)
         indices.search(np.arange(2))
 
 
-def test_builds_say_nothing_on_standard_error(large, capfd):
+def test_builds_print_nothing_on_standard_error(large, capfd):
     builds = [indexes.in_background(scann.ScannIndex, large[0], shape(41, leaves=20, searched=5)) for _ in range(2)]
     for build in builds:
         build.result()
     assert capfd.readouterr().err == ""
 
 
-def test_a_scann_whose_log_cannot_be_set_works(large, monkeypatch):
+def test_index_works_if_the_log_level_cannot_be_set(large, monkeypatch):
     monkeypatch.setattr(scann, "SET_MIN_LOG_LEVEL", "of_another_version")
     table, index = large
     assert scann.ScannIndex(table, shape(41, leaves=20, searched=5)).search(index).shape == (200, 41)

@@ -33,7 +33,7 @@ def test_cut_keeps_the_first_k_valid(k, leave_out):
             assert list(got[b]) == want
 
 
-def test_each_once_keeps_one_slot_of_each_exemplar_where_it_is():
+def test_each_once_keeps_one_slot_of_each_exemplar_in_place():
     rng = np.random.default_rng(0)
     run = jax.jit(slots.each_once)
     for high in (3, 20, 10_000):
@@ -49,7 +49,7 @@ def test_each_once_keeps_exemplar_zero():
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_update_writes_exactly_the_named_rows(several_devices, devices):
+def test_update_writes_exactly_the_given_rows(several_devices, devices):
     rng = np.random.default_rng(1)
     table = rng.normal(size=(12, 3)).astype(np.float32)
     index = np.array([11, 0, NOBODY, 5, NOBODY, 6, 3])  # rows on four devices with three rows each

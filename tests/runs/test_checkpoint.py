@@ -45,7 +45,8 @@ def test_best_is_the_last_one_saved(tmp_path):
     assert checkpoints.restore_best({"a": jnp.zeros(2)}) is None
     for step in (4, 9):
         checkpoints.save_best(step, {"a": jnp.full(2, step)}, {"images": step})
-    checkpoints.save_best(9, {"a": jnp.full(2, 9)}, {"images": 9})  # a second save of a step, as by a resumed run, changes nothing
+    # A second save of the same step, as by a resumed run, changes nothing.
+    checkpoints.save_best(9, {"a": jnp.full(2, 9)}, {"images": 9})
     checkpoints.wait()
     step, params, meta = checkpoints.restore_best({"a": jnp.zeros(2, jnp.int32)})
     assert (step, meta) == (9, {"images": 9})
@@ -73,7 +74,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_restored(tmp_path, c
     checkpoints.close()
 
 
-def test_nothing_readable_is_a_user_error(tmp_path):
+def test_folder_without_a_readable_checkpoint_is_a_user_error(tmp_path):
     save(tmp_path, 1)
     damage(tmp_path / "checkpoints" / "latest" / "1")
     checkpoints = Checkpoints(tmp_path)
@@ -95,7 +96,7 @@ def test_saved_state_is_a_copy(tmp_path):
     checkpoints.close()
 
 
-def test_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch):
+def test_full_disk_is_detected_before_anything_is_written(tmp_path, monkeypatch):
     save(tmp_path, 1)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: mock.Mock(free=2**20))
     checkpoints = Checkpoints(tmp_path)

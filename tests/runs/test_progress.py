@@ -65,7 +65,7 @@ def train(clock, first=0, seconds=90):
     return shown
 
 
-def test_training_in_a_log_file_is_a_line_an_epoch_and_one_a_minute(clock, capsys):
+def test_log_file_has_a_line_per_epoch_and_minute_of_training(clock, capsys):
     shown = train(clock)
     assert shown.rate(90) == pytest.approx(10.0)
     shown.epoch("epoch 1 done")
@@ -75,7 +75,7 @@ def test_training_in_a_log_file_is_a_line_an_epoch_and_one_a_minute(clock, capsy
     )
 
 
-def test_training_on_a_terminal_is_a_bar_below_the_epochs(clock, monkeypatch):
+def test_terminal_shows_training_as_a_bar_below_the_epochs(clock, monkeypatch):
     terminal = to_terminal(monkeypatch)
     shown = train(clock, first=410)
     [line] = terminal.lines()
@@ -105,13 +105,13 @@ def count(clock, quiet=False):
     return countdown
 
 
-def test_other_work_in_a_log_file_is_a_line_a_minute_and_one_at_the_end(clock, capsys):
+def test_log_file_has_a_line_per_minute_of_other_work_and_a_last_line(clock, capsys):
     count(clock).end()
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["log-likelihood  41 / 100  1.0 images/s  0m59s left", "log-likelihood  100 images in 1m20s"]
 
 
-def test_other_work_on_a_terminal_is_a_bar_and_then_a_line(clock, monkeypatch):
+def test_terminal_shows_other_work_as_a_bar_and_then_a_line(clock, monkeypatch):
     terminal = to_terminal(monkeypatch)
     countdown = count(clock)
     [line] = terminal.lines()
@@ -120,18 +120,18 @@ def test_other_work_on_a_terminal_is_a_bar_and_then_a_line(clock, monkeypatch):
     assert terminal.lines() == ["log-likelihood  100 images in 1m20s", ""]
 
 
-def test_quiet_work_says_nothing(clock, monkeypatch):
+def test_quiet_work_prints_nothing(clock, monkeypatch):
     terminal = to_terminal(monkeypatch)
     count(clock, quiet=True).end()
     assert terminal.getvalue() == ""
 
 
-def test_work_that_ends_before_it_is_shown_has_its_last_line(clock, capsys):
+def test_work_that_ends_before_its_first_update_has_a_last_line(clock, capsys):
     progress.Countdown(3, "nothing to do").end()
     assert capsys.readouterr().out == "nothing to do  3 images in 0m00s\n"
 
 
-def test_a_real_terminal_is_recognised():
+def test_real_terminal_is_detected():
     program = (
         "from exvae.runs.progress import Progress; p = Progress(10, 5); p.begin(0); p.show(1, 1, -3.0); "
         "p.epoch('epoch 1 done'); print('end')"
@@ -148,5 +148,5 @@ def test_a_real_terminal_is_recognised():
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0m05s"), (65.9, "1m05s"), (3725, "1h02m")])
-def test_clock_is_short(seconds, text):
+def test_clock_formats_seconds_minutes_and_hours(seconds, text):
     assert progress.clock(seconds) == text

@@ -5,7 +5,7 @@ import json
 from exvae.runs.writer import MetricsWriter
 
 
-def test_writer_takes_back_lines_after_the_step_and_a_line_cut_short(tmp_path):
+def test_writer_removes_lines_after_the_step_and_an_incomplete_line(tmp_path):
     writer = MetricsWriter(tmp_path, 0)
     for step in (10, 20, 30):
         writer.write(step, step // 10, "valid", {"elbo": -float(step)})

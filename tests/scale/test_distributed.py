@@ -77,7 +77,7 @@ def metric_lines(workdir: Path) -> list[dict]:
 
 
 @pytest.mark.faults
-def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(tiny_config, tiny_flags, tmp_path):
+def test_killed_process_ends_the_other_and_the_run_resumes_on_other_devices(tiny_config, tiny_flags, tmp_path):
     """A run on one device, then on two processes until one is killed, then on one device equals a run on one device.
 
     Each process has two devices. 322 is no multiple of four, so the tables in the checkpoint are longer than on one
@@ -118,7 +118,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("localhost:1", 2, -1), "must be given together"),
         (("", 2, 0), "must be given together"),
@@ -126,12 +126,12 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
         (("localhost", 2, 1), "must be HOST:PORT"),
     ],
 )
-def test_bad_addresses_are_refused(arguments, said):
-    with pytest.raises(UserError, match=re.escape(said)):
+def test_bad_addresses_are_refused(arguments, message):
+    with pytest.raises(UserError, match=re.escape(message)):
         processes.join(*arguments)
 
 
-def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch):
+def test_batch_that_is_no_multiple_of_the_devices_is_refused(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: 3 * [jax.local_devices()[0]])
     monkeypatch.setattr(jax, "local_device_count", lambda: 3)
     monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: type("Mesh", (), {"size": len(devices)}))
@@ -139,7 +139,7 @@ def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch):
         sharding.make_mesh(100)
 
 
-def test_an_unreachable_coordinator_is_one_line_after_a_bounded_time(tmp_path):
+def test_unreachable_coordinator_is_a_one_line_error_within_a_time_limit(tmp_path):
     command = ["launch.py", "--config=experiments/quickstart.py", f"--workdir={tmp_path}/run", "--distributed"]
     command += [f"--coordinator={free_port()}", "--num_processes=2", "--process_id=1"]
     os.environ["EXVAE_CONNECT_SECONDS"] = "2"

@@ -58,7 +58,7 @@ def slurm(tmp_path, monkeypatch, children):
     return FakeSlurm(tmp_path / "bin", monkeypatch)
 
 
-def test_jobs_run_the_points_and_renew_the_table(tmp_path, slurm, capsys):
+def test_jobs_run_the_points_and_update_the_table(tmp_path, slurm, capsys):
     folder = tmp_path / "sweep"
 
     def submit():
@@ -81,7 +81,7 @@ def test_jobs_run_the_points_and_renew_the_table(tmp_path, slurm, capsys):
     assert "in the queue: 2, to submit now: 0" in submit()
 
 
-def test_it_has_nothing_to_do_when_all_is_finished(tmp_path, children, capsys, monkeypatch):
+def test_finished_sweep_submits_nothing(tmp_path, children, capsys, monkeypatch):
     children()
     run(tmp_path, "seed=0")
     monkeypatch.setitem(sys.modules, "submitit", None)
@@ -90,15 +90,15 @@ def test_it_has_nothing_to_do_when_all_is_finished(tmp_path, children, capsys, m
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [("partition=gpu", "needs timeout_min"), ("partitoin=gpu;time=1", "Unknown argument 'partitoin'$")],
 )
-def test_options_are_checked(tmp_path, slurm, options, said):
-    with pytest.raises(UserError, match=said):
+def test_options_are_checked(tmp_path, slurm, options, message):
+    with pytest.raises(UserError, match=message):
         run(tmp_path, "seed=0", executor="slurm", slurm=options)
 
 
-def test_missing_submitit_says_what_to_install(tmp_path, slurm, monkeypatch):
+def test_missing_submitit_names_what_to_install(tmp_path, slurm, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match="pip install -r requirements-slurm.txt"):
         run(tmp_path, "seed=0", executor="slurm", slurm="timeout_min=5")

@@ -30,7 +30,7 @@ def to_float64(tree) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.array(leaf, np.float64) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def test_average_is_validated_kept_and_loaded_but_the_search_goes_by_the_parameters(recipe):
+def test_average_is_validated_saved_and_loaded_but_the_search_uses_the_parameters(recipe):
     config, folder, _ = recipe
     setup, state = restored(config, folder)
     valid = [line for line in metric_lines(folder) if line["split"] == "valid"][-1]
@@ -56,7 +56,7 @@ def test_average_is_validated_kept_and_loaded_but_the_search_goes_by_the_paramet
 
 
 @pytest.mark.usefixtures("unevaluated")
-def test_run_from_before_the_average_goes_on(copied, tmp_path):
+def test_run_saved_before_the_average_existed_resumes(copied, tmp_path):
     """Its state has no field `average`, and its config.json has no `optim.ema` and no other newer field."""
     config, old = copied
     shutil.copytree(old, tmp_path / "new")

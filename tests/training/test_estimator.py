@@ -51,7 +51,7 @@ def test_toy_gradient_is_unbiased(stl, paired):
     assert np.all(np.abs(grads.mean(axis=0) - want) < 5 * error)
 
 
-def test_opposite_pairs_leave_no_noise_in_the_gradient_of_the_mean():
+def test_opposite_pairs_remove_the_noise_from_the_gradient_of_the_mean():
     """This is true for quadratic log densities. In the gradient of log_var, the terms linear in eps cancel."""
     q = Normal(np.array([0.3, -1.0]), np.array([-0.5, 0.4]))
     single, pairs = (toy_gradients(q, 10_000, True, paired) for paired in (False, True))
@@ -73,7 +73,7 @@ def test_two_latents_at_the_exact_posterior_have_no_gradient_in_any_sample():
     model, params, images = small_model("hvae")
     fixed, x = params["model"], binarize(jax.random.key(1), images[:B])
 
-    class Landed(HVAE):
+    class ExactPosterior(HVAE):
         def log_px(self, x, z2, z1):
             seen = model.apply({"params": fixed}, x, method="observe")
             q_z1, p_z1 = (
@@ -83,10 +83,10 @@ def test_two_latents_at_the_exact_posterior_have_no_gradient_in_any_sample():
             return log_normal(z2, seen.q) + log_normal(z1, q_z1) - log_normal(z1, p_z1) - gaussian_log_prob(z2)
 
     fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(HVAE)}
-    landed = Landed(**(fields | {"parent": None}))
+    exact_model = ExactPosterior(**(fields | {"parent": None}))
 
     def elbo(network, key, stl):
-        terms, _ = models.training_terms(key, key, landed, {"model": network}, x, stl=stl)
+        terms, _ = models.training_terms(key, key, exact_model, {"model": network}, x, stl=stl)
         return jnp.sum(objectives.elbo_of(terms, gaussian_log_prob(terms.z)).elbo)
 
     def run(key):

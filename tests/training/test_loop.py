@@ -91,7 +91,7 @@ def start(flags: list[str], workdir: Path) -> subprocess.Popen:
 
 
 @pytest.mark.faults
-def test_killed_process_goes_on_bit_for_bit(tiny_config, tiny_flags, tmp_path):
+def test_killed_run_resumes_bit_for_bit(tiny_config, tiny_flags, tmp_path):
     """SIGKILL comes some milliseconds after the first epoch, perhaps while a checkpoint is being written."""
     flags = [*tiny_flags, "--config.optim.schedule=constant"]
     flags += ["--config.train.checkpoint_minutes=0.0001"]
@@ -231,4 +231,4 @@ def test_resumed_run_equals_straight_run(recipe, tmp_path, monkeypatch):
     check_folder(tmp_path, results)
     assert results["test"]["exemplars"] == 320
     lines = metric_lines(straight)
-    assert [line["epoch"] for line in lines if line["split"] == "valid"] == [2, 3]  # every second epoch, and the last one
+    assert [line["epoch"] for line in lines if line["split"] == "valid"] == [2, 3]  # every second and the last epoch

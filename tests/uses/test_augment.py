@@ -131,7 +131,7 @@ def test_rate_falls_linearly_to_a_hundredth(run):
     np.testing.assert_allclose(rates, 0.1 - 0.099 * np.arange(100) / 100, rtol=1e-4)
 
 
-def elsewhere(run, name):
+def in_own_folder(run, name):
     """The same run in its own folder."""
     other = dataclasses.replace(run, workdir=run.workdir / name)
     other.workdir.mkdir()
@@ -150,11 +150,11 @@ def captured(monkeypatch) -> list:
     return seen
 
 
-def test_killed_training_goes_on_to_the_same_bits_and_done_networks_are_not_trained_again(run, monkeypatch, capsys):
+def test_killed_training_resumes_bit_for_bit_and_repeats_no_finished_network(run, monkeypatch, capsys):
     run.config.augment.lambdas, run.config.augment.epochs = (0.4,), 3
     monkeypatch.setattr(augment, "SAVE_SECONDS", 0)
     seen = captured(monkeypatch)
-    straight = elsewhere(run, "straight")
+    straight = in_own_folder(run, "straight")
     augment.main(straight)
 
     class Kill(progress.Countdown):
@@ -194,7 +194,7 @@ def test_task_trains_on_the_right_images_and_plots_a_sweep(run, monkeypatch, cap
     sizes, make_source = [], augment.make_source
     monkeypatch.setattr(augment, "make_source", lambda run, split: sizes.append(len(split)) or make_source(run, split))
     run.config.augment.epochs, run.config.augment.lambdas = 1, (1.0, 0.0)
-    other = elsewhere(run, "other")
+    other = in_own_folder(run, "other")
     run.config.augment.split = "valid"
     augment.main(other)
     run.config.augment.compare = str(run.workdir / "o*")
@@ -291,7 +291,7 @@ def test_unlabelled_data_and_large_batches_are_refused(run):
         augment.main(run)
 
 
-def test_diverging_training_is_said(run, monkeypatch):
+def test_diverging_training_names_the_network_and_the_epoch(run, monkeypatch):
     run.config.augment.learning_rate, run.config.augment.lambdas = 1e30, (1.0,)
     monkeypatch.setattr(augment, "SAVE_SECONDS", 0)
     for _ in range(2):  # the second run does not resume from a state that is not finite
@@ -308,7 +308,7 @@ def test_augment_gives_n_new_versions_of_each_image(run):
     np.testing.assert_allclose(still, np.repeat(run.reconstruct(images)[:, None], 2, axis=1), atol=1e-5)
 
 
-def test_batches_carry_labels_along_and_mix_real_and_new(run):
+def test_batches_keep_labels_and_mix_real_and_new_images(run):
     images, names = run.grey.train.images[:50], np.array([f"image {i}" for i in range(50)])
     lookup = {name: image / np.float32(255) for name, image in zip(names, images, strict=True)}
     batches = list(itertools.islice(run.augmented_batches(KEY, images, names, 20, real=0.5), 6))

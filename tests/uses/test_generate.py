@@ -115,7 +115,7 @@ def test_drawn_pixels_are_binary_with_the_decoder_mean_as_probability(make_run):
     assert (abs(drawn.mean(0) - mean) < 5 * error).all()
 
 
-def test_same_key_same_images_other_key_others(make_run):
+def test_same_key_gives_the_same_images_and_another_key_others(make_run):
     for prior in ("exemplar", "gaussian", "vamp"):
         run = make_run(prior)
         one, again, other = (run.sample(jax.random.key(seed), 6) for seed in (1, 1, 2))
@@ -176,7 +176,7 @@ def test_grid_has_the_reconstruction_in_its_middle_and_moves_along_two_direction
     assert len(np.unique(cells.reshape(25, -1).round(6), axis=0)) == 25
 
 
-def test_a_chain_takes_each_image_as_the_exemplar_of_the_next(identity_run, make_run):
+def test_chain_uses_each_image_as_the_exemplar_of_the_next(identity_run, make_run):
     run = identity_run("exemplar")
     start = np.zeros((2000, 2, 2, 1), np.float32)
     chain = generate.iterate(KEY, run, start, 3, temperature=1.0, draw=False)
@@ -189,7 +189,7 @@ def test_a_chain_takes_each_image_as_the_exemplar_of_the_next(identity_run, make
 
 
 @pytest.mark.parametrize(
-    ("index", "label", "said"),
+    ("index", "label", "message"),
     [
         ([320], None, "there is no exemplar 320: they are numbered 0..319"),
         ([-1], None, "there is no exemplar -1"),
@@ -197,11 +197,11 @@ def test_a_chain_takes_each_image_as_the_exemplar_of_the_next(identity_run, make
         ([0, 1], "other", "none of the chosen exemplars has label"),
     ],
 )
-def test_exemplars_that_do_not_exist_are_refused(make_run, index, label, said):
+def test_exemplars_that_do_not_exist_are_refused(make_run, index, label, message):
     run = make_run()
     if label == "other":
         label = min(set(range(5)) - set(run.exemplars.labels[:2].tolist()))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         run.sample(KEY, 2, index=index, label=label)
 
 
@@ -258,14 +258,14 @@ def distance_to(images: np.ndarray, sources: np.ndarray) -> np.ndarray:
     return np.abs(flat - known).max(-1).min(1)
 
 
-def test_sample_task_obeys_label_temperature_and_draw(identity_run, drawn):
+def test_sample_task_uses_label_temperature_and_draw(identity_run, drawn):
     run = identity_run("exemplar")
     options = run.config.generate
     options.label, options.temperature, options.num_sources = 2, 0.0, 9
     gallery.sample_task(run)
     of_class = run.exemplars.images[3:]
     assert distance_to(drawn["random"], of_class).max() < 1e-6
-    assert drawn["plates"].shape[:2] == (2, 12)  # no exemplar twice
+    assert drawn["plates"].shape[:2] == (2, 12)  # no exemplar occurs twice
     assert distance_to(drawn["plates"], of_class).max() < 1e-6
     options.temperature = 1.0
     gallery.sample_task(run)
@@ -328,7 +328,7 @@ def test_saved_samples_can_be_exemplars_and_data(make_run, tmp_path):
     np.testing.assert_array_equal(again.images, split.images)
 
 
-def test_chosen_exemplars_come_one_plate_each_in_the_order_given(make_run, monkeypatch):
+def test_chosen_exemplars_have_one_plate_each_in_the_given_order(make_run, monkeypatch):
     run = make_run()
     run.config.generate.index = (9, 4)
     seen = []
@@ -342,7 +342,7 @@ def test_chosen_exemplars_come_one_plate_each_in_the_order_given(make_run, monke
 
 
 @pytest.mark.parametrize(
-    ("out", "said"),
+    ("out", "message"),
     [
         ("full", "new or empty"),
         ("file.txt", "must be a .npz file"),
@@ -351,11 +351,11 @@ def test_chosen_exemplars_come_one_plate_each_in_the_order_given(make_run, monke
         ("folder.npz", "is a folder"),
     ],
 )
-def test_out_that_would_mix_with_other_files_is_refused(tmp_path, out, said):
+def test_out_with_other_files_in_the_way_is_refused(tmp_path, out, message):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.png").touch()
     (tmp_path / "file.txt").touch()
     (tmp_path / "file").touch()
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         outputs.check(str(tmp_path / out))

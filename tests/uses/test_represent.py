@@ -33,14 +33,14 @@ def test_knn_errors_equal_those_of_scikit_learn(points, monkeypatch):
         assert error == pytest.approx(1 - reference.score(x[550:], y[550:]), abs=1e-9)
 
 
-def test_vote_is_the_most_frequent_label_and_the_smallest_of_equals(rng):
+def test_vote_is_the_most_frequent_label_and_the_smallest_of_ties(rng):
     labels = rng.integers(0, 4, (200, 9)).astype(np.int32)
     found = represent.vote(jnp.asarray(labels), (1, 4, 9))
     for row, k in zip(np.asarray(found), (1, 4, 9), strict=True):
         np.testing.assert_array_equal(row, stats.mode(labels[:, :k], axis=1).mode)  # SciPy also takes the smallest one
 
 
-def test_k_is_chosen_on_validation_and_the_test_set_sees_train_and_valid(points):
+def test_k_is_chosen_on_validation_and_tested_with_train_and_valid(points):
     x, y = points
     parts = {"train": slice(0, 300), "valid": slice(300, 450), "test": slice(450, 700)}
     empty = np.zeros((0, 1, 1, 1), np.uint8)
@@ -77,7 +77,7 @@ def test_responsibilities_match_brute_force_and_sum_to_one(make_run, monkeypatch
     np.testing.assert_allclose(few.responsibility, found.responsibility[:, :3], rtol=1e-4)
 
 
-def test_explanations_need_exemplars_and_a_possible_k(make_run):
+def test_explanations_need_exemplars_and_a_valid_k(make_run):
     with pytest.raises(UserError, match="the vamp prior has no exemplars"):
         make_run("vamp").nearest_exemplars(make_run().dataset.test.images)
     for k in (0, 321):
@@ -94,7 +94,7 @@ def test_distance_to_the_nearest_image_matches_brute_force(rng, monkeypatch):
     np.testing.assert_allclose(pixels.nearest_distance(x, exemplars), want, atol=2e-3)
 
 
-def test_a_model_that_copies_is_seen(make_run, monkeypatch):
+def test_memorisation_detects_a_model_that_copies(make_run, monkeypatch):
     """If samples are training images, their distance to the training set is zero."""
     run = make_run()
     copies = lambda key, run, count, **_: type("S", (), {"images": run.exemplars.images[:count] / np.float32(255)})  # noqa: E731

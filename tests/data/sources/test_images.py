@@ -38,7 +38,7 @@ def folder(tmp_path):
     return tmp_path / "pictures"
 
 
-def test_images_are_read_in_sorted_order_unchanged_at_their_own_size(folder):
+def test_images_of_the_right_size_are_read_unchanged_in_sorted_order(folder):
     pixels = {name: draw(folder / name) for name in ("c.png", "a.png", "b.PNG")}
     (folder / "notes.txt").write_text("not an image")
     (folder / ".hidden.png").write_text("not an image")
@@ -60,7 +60,7 @@ def test_images_zip_equals_folder(folder, tmp_path):
         assert found.labels.tolist() == expected.labels.tolist() == [0, 0, 1]
 
 
-def test_images_resize_is_antialiased_and_of_the_centre_square(folder):
+def test_images_resize_is_antialiased_and_takes_the_centre_square(folder):
     board = np.indices((56, 56)).sum(0) % 2 * 255  # without antialiasing: all black or all white
     wide = np.concatenate([np.zeros((56, 20)), board, np.zeros((56, 20))], axis=1)
     folder.mkdir()
@@ -102,7 +102,7 @@ def test_images_of_mixed_size_need_an_image_size(folder):
     assert read(folder, image_size=4, colour=False)["all"].images.shape == (2, 4, 4, 1)
 
 
-def test_images_photograph_is_turned_upright(folder):
+def test_images_exif_orientation_is_applied(folder):
     folder.mkdir()
     image = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
     exif = Image.Exif()

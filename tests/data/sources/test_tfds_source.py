@@ -172,7 +172,7 @@ def test_read_omniglot_refuses_another_order(omniglot_copy, tmp_path):
         tfds_source.read("omniglot", str(tmp_path))
 
 
-def test_omniglot_left_out_makes_the_papers_count():
+def test_omniglot_left_out_images_give_the_papers_count():
     left_out = set(tfds_source._OMNIGLOT_LEFT_OUT)
     assert 1623 * 5 - len(left_out) == 8070
     assert all(0 <= label < 1623 and 16 <= drawer <= 20 for label, drawer in left_out)
@@ -255,7 +255,7 @@ def test_shrink_keeps_ink_and_makes_it_bright():
     assert small.sum() / 255 == pytest.approx(64, rel=0.02)
 
 
-def test_read_without_copy_says_why(tmp_path, monkeypatch):
+def test_read_without_copy_gives_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(
         tfds_source.importlib.util, "find_spec", lambda name: None if name == "tensorflow" else object()
     )
@@ -265,14 +265,14 @@ def test_read_without_copy_says_why(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_read_without_network_says_why(tmp_path, monkeypatch):
+def test_read_without_network_gives_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(tfds_source.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(tfds_source._DOWNLOADED_FROM, "mnist", "http://127.0.0.1:9")
     with pytest.raises(NotHere, match=r"failed to make one: http://127.0.0.1:9 does not answer"):
         tfds_source.read("mnist", str(tmp_path))
 
 
-def test_read_unknown_name(tmp_path):
+def test_read_unknown_name_lists_the_known_ones(tmp_path):
     with pytest.raises(NotHere, match="only for mnist, fashion_mnist, omniglot, celeba"):
         tfds_source.read("cifar10", str(tmp_path))
 
