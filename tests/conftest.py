@@ -2,8 +2,8 @@
 
 import os
 
-# Programs of the tests run for milliseconds: compile them fast, not well. Processes that tests start inherit it.
-os.environ["OMP_NUM_THREADS"] = "1"  # threads that spin beside each other (t-SNE) cost many times what they do
+# Programs of the tests run for milliseconds, so XLA compiles them fast and optimises little, also in subprocesses.
+os.environ["OMP_NUM_THREADS"] = "1"  # waiting OpenMP threads (t-SNE) would slow down other processes
 QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
 
@@ -59,13 +59,13 @@ TINY_FIELDS = {
     "eval.iwae_samples": 20,
     "eval.candidates": 50,
     "eval.audit": 4,
-    "eval.tolerance": 1e9,  # no second round with more candidates, which would be compiled anew
+    "eval.tolerance": 1e9,  # no second round with more candidates, which needs another compilation
 }
 
 
 @pytest.fixture
 def tiny_config() -> ml_collections.ConfigDict:
-    """A run of three epochs with eight steps each, seconds long."""
+    """The config of a run that takes seconds: three epochs of eight steps."""
     config = configs.get_config()
     config.update_from_flattened_dict(TINY_FIELDS)
     return config
@@ -73,11 +73,11 @@ def tiny_config() -> ml_collections.ConfigDict:
 
 @pytest.fixture
 def tiny_flags() -> list[str]:
-    """The same as command line options."""
+    """The fields of `tiny_config` as command line options."""
     return [f"--config.{field}={value}" for field, value in TINY_FIELDS.items()]
 
 
-# Modules whose code runs inside of the functions that `once` keeps, and what they are compiled by.
+# Modules whose code is part of the compiled functions that `once` keeps, and JAX, which compiles them.
 COMPILED = (
     "exvae.models", "exvae.priors", "exvae.retrieval", "exvae.objectives", "exvae.distributions", "exvae.encoding",
     "exvae.evaluation.likelihood", "exvae.training.step", "exvae.training.optim", "exvae.scale", "jax",
@@ -85,7 +85,7 @@ COMPILED = (
 
 
 class Patch(pytest.MonkeyPatch):
-    """A test that replaces a part of what is compiled must not meet what was compiled without the change."""
+    """Clears the functions that `once` keeps if a test patches code that is part of them, and again afterwards."""
 
     changed = False
 
@@ -108,16 +108,16 @@ def monkeypatch() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-# Tests that share what they compile, or a trained run, run in one process; the others by file.
+# Tests that share compiled functions or a trained run go to one process. Other tests are grouped by file.
 GROUPS = {
     "trained": (
         "tests/evaluation/test_evaluate_task.py", "tests/test_run.py", "tests/test_launch.py",
         "tests/training/test_loop.py", "tests/training/test_average.py", "tests/reproduce/test_trials.py",
-        "tests/sweeps/test_sweep.py::test_what_a_real_run", "tests/test_docs.py",
+        "tests/sweeps/test_sweep.py::test_summary_reads_the_files", "tests/test_docs.py",
     ),
     "uses": ("tests/uses/",),
 }  # fmt: skip
-# These take longest, and come first: no process is to be left with one of them at the end.
+# The longest groups start first. Otherwise one process would still run such a group after the others have finished.
 LONGEST = ("trained", "tests/test_every_architecture.py", "uses", "tests/test_objectives.py", "tests/evaluation/")
 
 
@@ -134,14 +134,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage rarely: a twentieth of the tests' time went into walking modules, which stay anyway."""
+    """Collects garbage rarely. Otherwise 5 % of the tests' time goes into scanning modules, which are never freed."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Whole groups go to a process. (xdist's own groups do not know the pytest that we have.)"""
+    """Assigns whole groups to processes. (The groups of xdist itself do not work with the installed pytest.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -153,7 +153,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @contextlib.contextmanager
 def compilations() -> Iterator[collections.Counter]:
-    """How many programs XLA makes of each function (from its cache on the disk or not), by the function's name."""
+    """Counts the programs that XLA compiles or loads from its cache on disk, by the name of the function."""
     counts = collections.Counter()
 
     def count(event: str, seconds: float, fun_name: str = "", **_: Any) -> None:
@@ -174,7 +174,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def several_devices(monkeypatch):
-    """several_devices(4) -> a mesh: what runs on each device runs on one of four parts here, one after another."""
+    """`several_devices(4)` returns a mesh that acts like four devices: `sharding.per_device` is a vmap over parts."""
 
     def part(leaf: Any, count: int) -> Any:
         return leaf.reshape(count, -1, *leaf.shape[1:])
@@ -189,12 +189,12 @@ def several_devices(monkeypatch):
         return run
 
     monkeypatch.setattr(sharding, "per_device", per_device)
-    return lambda count: mock.NonCallableMagicMock(spec=Mesh, size=count)  # passes for one
+    return lambda count: mock.NonCallableMagicMock(spec=Mesh, size=count)  # passes the type checks
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, worker_id):
-    """A tiny run of one epoch: its config and its folder, which tests copy. One for all of pytest's processes."""
+    """The config and folder of a tiny run of one epoch. All pytest processes share it, so tests change only copies."""
     config = configs.get_config()
     config.update_from_flattened_dict({**TINY_FIELDS, "train.epochs": 1})
     place = tmp_path_factory.getbasetemp()
@@ -215,7 +215,7 @@ def copied(trained, tmp_path):
 
 @functools.cache
 def _glyphs() -> data.Dataset:
-    """The tiny data with five classes."""
+    """The tiny data, with labels reduced to five classes."""
     config = configs.get_config()
     config.update_from_flattened_dict(TINY_FIELDS)
     dataset = data.load(config.data, binarize=False)
@@ -223,7 +223,7 @@ def _glyphs() -> data.Dataset:
 
 
 def drawn_params(config: Any, model: Any) -> dict:
-    """Parameters as they are initialised, but for their random numbers, which are numpy's: nothing is compiled."""
+    """Parameters with the distribution of initialised ones, drawn by NumPy so that nothing is compiled."""
     return {**_drawn_network(model), "prior": _drawn_prior(config, model)}
 
 
@@ -259,9 +259,9 @@ def _drawn_prior(config: Any, model: Any) -> dict:
 
 @pytest.fixture
 def quick_start():
-    """Runs that begin with `drawn_params`: compiling the initialisation takes as long as all the rest.
+    """Starts runs from `drawn_params`, because compiling the initialisation takes as long as the rest of a tiny run.
 
-    `trained` and the processes that tests start begin as all runs do.
+    The run of `trained` and runs in subprocesses use the real initialisation.
     """
 
     def init(key: jax.Array, model: Any) -> tuple[dict, dict]:
@@ -269,21 +269,21 @@ def quick_start():
         return network.pop("model"), network
 
     init.real = models.init
-    with pytest.MonkeyPatch.context() as patch:  # nothing that `once` keeps has an initialisation in it
+    with pytest.MonkeyPatch.context() as patch:  # no function that `once` keeps contains the initialisation
         patch.setattr(models, "init", init)
         yield
 
 
 @pytest.fixture
 def unevaluated(monkeypatch):
-    """Runs that end without samples and without values of the test images: these compile functions of their own."""
+    """Ends runs without drawing samples and without evaluating test images, because both compile further functions."""
     monkeypatch.setattr(loop.gallery, "save_samples", lambda *_: None)
     monkeypatch.setattr(loop, "evaluate", lambda run, evaluator, save: {"elbo": 0.0, "reconstruction": 0.0, "kl": 0.0})
 
 
 @pytest.fixture(scope="module")
 def few_layers():
-    """Convolutional networks that compile faster; tests/models has the whole ones."""
+    """Convolutional networks with fewer layers, which compile faster. tests/models tests the full networks."""
     with Patch.context() as patch:
         patch.setattr(pixelsnail, "BLOCKS", 1)
         for name in ("Z1_STACK", "Z2_STACK"):
@@ -297,7 +297,7 @@ def few_layers():
 
 @pytest.fixture
 def make_run(tiny_config, tmp_path):
-    """A Run with parameters as they are initialised, as if it had been trained: make_run(prior, architecture)."""
+    """`make_run(prior, architecture)` returns a Run with random parameters, without training."""
 
     def make(prior: str = "exemplar", architecture: str = "vae") -> Run:
         config, grey = copy.deepcopy(tiny_config), _glyphs()

@@ -1,7 +1,8 @@
-"""Which fields of the config the package reads, by their full path: found in its source, under whatever name it has.
+"""Finds the config fields that the package reads, by their full names, from the source code.
 
-`config` and `anything.config` is a whole config, `config.optim` a group of it. A name that is assigned either holds it
-from there on, and so does the parameter of one of the package's functions that is given it, in whatever module.
+`config` and `anything.config` are the whole config, `config.optim` is a group of it. If a name is assigned one of them,
+the name holds it from there on. The same is true for a parameter of a function of the package, in any module, if a call
+passes one of them.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ import ast
 from pathlib import Path
 
 WHOLE = "whole"
-Held = frozenset  # of WHOLE and of names of groups: what an expression may be
+Held = frozenset  # of WHOLE and names of groups: the possible values of an expression
 NOTHING = Held()
-# Functions of these modules are found in a registry and given a group as `options`: no call names them.
+# Functions of these modules are called through a registry, with a group as `options`, and never by their name.
 CALLED_BY_NAME = {"exvae.data.registry": "data", "exvae.priors": "prior"}
 
 
 class Module:
-    """A file of the package: its functions, and what the names that it imports stand for."""
+    """A file of the package: its functions, its classes, its imports and its constants."""
 
     def __init__(self, name: str, source: str):
         self.name, self.tree = name, ast.parse(source)
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
         self.classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
-        self.imported = {}  # name here -> dotted name
+        self.imported = {}  # name in this file -> dotted name
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom):
                 self.imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
@@ -33,7 +34,7 @@ class Module:
                 self.constants[node.targets[0].id] = strings(node.value)
 
     def dotted(self, function: ast.expr) -> str:
-        """The whole name of what is called."""
+        """The full name of a called function, or ""."""
         if isinstance(function, ast.Name):
             return self.imported.get(function.id, f"{self.name}.{function.id}")
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
@@ -47,11 +48,11 @@ def strings(node: ast.expr) -> tuple[str, ...]:
 
 
 class Reader(ast.NodeVisitor):
-    """Walks through one function in the order of its lines."""
+    """Visits one function line by line and records the fields that it reads."""
 
     def __init__(self, package: Package, module: Module, names: dict[str, Held]):
         self.package, self.module = package, module
-        self.names, self.loops = names, {}  # what names hold; strings that loop variables run over
+        self.names, self.loops = names, {}  # {name: what it holds}, {loop variable: its strings}
 
     def held(self, node: ast.expr) -> Held:
         if isinstance(node, ast.Name):
@@ -119,7 +120,7 @@ def parameters_of(node: ast.FunctionDef) -> list[str]:
 
 
 class Package:
-    """All modules: calls hand on configs and their groups between them."""
+    """All modules. Calls pass the config and its groups from one to another."""
 
     def __init__(self, sources: dict[str, str], groups: set[str]):
         self.groups, self.found = Held(groups), set()
@@ -149,17 +150,17 @@ class Package:
 
 
 def fields_read(sources: dict[str, str], groups: set[str]) -> set[str]:
-    """'optim.ema' for every field that is read, and whatever else is asked of a config.
+    """The names of all fields that are read, such as 'optim.ema', and of all other attributes of a config.
 
     Args:
-      sources: by the name of their module.
-      groups: of the config.
+      sources: source code by module name.
+      groups: names of the groups of the config.
     """
     return Package(sources, groups).found
 
 
 def package_sources(root: Path) -> dict[str, str]:
-    """The modules of exvae, but for those that look at results of finished runs, and of config.py only `resolve`."""
+    """The modules of exvae, except those that read finished runs. Of the functions in config.py, only `resolve`."""
     sources = {}
     for path in sorted((root / "exvae").rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts

@@ -1,4 +1,4 @@
-"""Wrong shapes are found: in signatures while tests run, and in what architectures, priors and searches return."""
+"""Wrong shapes are detected: in signatures while tests run, and in results of architectures, priors and searches."""
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def test_wrong_observed_is_named(field, value, message):
 
 
 class OneColumn(VAE):
-    """An architecture whose log p(x|z) has an axis too many."""
+    """An architecture whose log p(x|z) has one axis too many."""
 
     def draw(self, key, seen, *, stl=False, paired=False):
         terms = super().draw(key, seen, stl=stl, paired=paired)
@@ -86,8 +86,8 @@ def test_wrong_log_prob_of_a_prior_is_named():
         elbo_of(TERMS, jnp.zeros(ROWS + 1))
 
 
-class Finds:
-    """A search that always finds the same."""
+class FixedSearch:
+    """A search that always returns the same candidates."""
 
     def __init__(self, candidates):
         self.candidates = candidates
@@ -109,8 +109,8 @@ class Finds:
 def test_wrong_candidates_of_a_search_are_named(tiny_config, candidates, message):
     draw = draw_exemplars(np.array([0, 1], np.uint32), 0, num_train=20, num_exemplars=20)
     index = np.array([0, 1], np.int32)
-    right = Finds(np.array([[0, 1, 19], [-1, 3, 1]], np.int32))
+    right = FixedSearch(np.array([[0, 1, 19], [-1, 3, 1]], np.int32))
     tiny_config.retrieval.num_neighbours = 2
     assert choose_on_host(tiny_config, draw, index, right).tolist() == [1, 19, 3, -1]
     with pytest.raises(AssertionError, match=f"the search gave {message}"):
-        choose_on_host(tiny_config, draw, index, Finds(candidates))
+        choose_on_host(tiny_config, draw, index, FixedSearch(candidates))

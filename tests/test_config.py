@@ -1,4 +1,4 @@
-"""The config: every field is read, every experiment loads, defaults are the paper's."""
+"""The config: every field is read, every experiment loads, and the defaults are those of the paper."""
 
 import importlib
 import re
@@ -21,7 +21,7 @@ GROUPS = {field.split(".")[0] for field in FIELDS if "." in field}
 
 
 def test_every_field_is_read_by_the_code():
-    """No dead options, and nothing is asked of a config that is not in it."""
+    """There are no unused options, and the code reads no field that does not exist."""
     found = fields_read(package_sources(ROOT), GROUPS)
     assert FIELDS.keys() - found == set()
     assert {name for name in found - FIELDS.keys() - GROUPS if name.split(".")[-1] != "to_dict"} == set()
@@ -61,8 +61,8 @@ def unseen(group, config):
 """
 
 
-def test_a_read_is_of_the_group_that_a_name_holds():
-    """Of `train.epochs`, not of `augment.epochs`; through assignments, loops over names and calls to other modules."""
+def test_fields_read_follows_names_to_their_group():
+    """`chosen.epochs` below is `train.epochs`, not `augment.epochs`. Assignments, loops and calls are followed."""
     found = fields_read({"exvae.a": USES, "exvae.b": CALLED}, GROUPS) - GROUPS
     assert found == {
         "seed", "optim.floor", "optim.ema", "optim.schedule", "train.epochs", "augment.lambdas", "augment.split",
@@ -97,7 +97,7 @@ def test_experiment_defaults_are_the_papers(name):
     assert configs.resolve(config, 50_000).prior.num_exemplars == 25_000
 
 
-def test_celeba_is_the_papers_and_runlocal_smaller():
+def test_celeba_has_the_papers_settings_and_runlocal_smaller_ones():
     from experiments import celeba, mnist_pixelsnail
 
     config = celeba.get_config()
@@ -122,13 +122,13 @@ def test_celeba_is_the_papers_and_runlocal_smaller():
         ("data=omniglot,leave_one_out=false", "omniglot", 23_000, False),
     ],
 )
-def test_ablation_of_leave_one_out(argument, data, m, leave_one_out):
+def test_ablation_of_leave_one_out_has_the_papers_settings(argument, data, m, leave_one_out):
     check_ablation("ablation_loo", argument, data, m, leave_one_out)
 
 
 @pytest.mark.parametrize("data", ["mnist", "omniglot"])
 @pytest.mark.parametrize("fraction", ["1", "0.5", "0.2", "0.1"])
-def test_ablation_of_subsampling(data, fraction):
+def test_ablation_of_subsampling_has_the_papers_settings(data, fraction):
     m = {"mnist": [50_000, 25_000, 10_000, 5_000], "omniglot": [23_000, 11_500, 4_600, 2_300]}
     expected = m[data][["1", "0.5", "0.2", "0.1"].index(fraction)]
     check_ablation("ablation_subsampling", f"data={data},fraction={fraction}", data, expected, True)
@@ -139,7 +139,7 @@ def test_ablation_of_subsampling_defaults_to_half_of_mnist():
 
 
 def check_ablation(name, argument, data, m, leave_one_out):
-    """Valid with both recipes, the paper's settings but for M and leave-one-out, and a cell of the paper's tables."""
+    """Both recipes are valid, differ from the defaults in M and leave-one-out, and are a cell of the paper's tables."""
     module = importlib.import_module(f"experiments.{name}")
     cells = []
     for recipe, search in (("paper", "none"), ("fast", "exact")):
@@ -199,7 +199,7 @@ def test_good_options_of_the_gradient_are_accepted(estimator, ema):
     configs.validate(config)
 
 
-def test_resolve_leaves_the_given_config_alone_and_checks_ranges():
+def test_resolve_does_not_change_its_argument_and_checks_ranges():
     config = configs.get_config()
     assert configs.resolve(config, 1001).prior.num_exemplars == 500
     assert config.prior.num_exemplars == 0
@@ -211,17 +211,17 @@ def test_resolve_leaves_the_given_config_alone_and_checks_ranges():
         configs.resolve(config, 1001)
 
 
-def test_differences_name_what_matters():
+def test_differences_name_only_fields_that_matter():
     one, other = configs.get_config().to_dict(), configs.get_config().to_dict()
     other["train"]["epochs"], other["data"]["dir"] = 7, "elsewhere"
     assert configs.differences(one, other) == []
     other["prior"]["num_exemplars"] = 3
     assert configs.differences(one, other) == ["prior.num_exemplars: 0 here, 3 in the run"]
     del other["prior"]["num_exemplars"]
-    assert configs.differences(one, other) == []  # the run is older than the field: it had the default
+    assert configs.differences(one, other) == []  # a run that is older than the field had the default
 
 
-def test_differences_hold_the_number_of_epochs_where_the_rate_depends_on_it():
+def test_differences_include_the_epochs_if_the_rate_depends_on_them():
     one, other = configs.get_config().to_dict(), configs.get_config().to_dict()
     one["optim"]["schedule"] = other["optim"]["schedule"] = "cosine"
     other["train"]["epochs"] = 7

@@ -1,4 +1,4 @@
-"""Densities and sampling against scipy in float64."""
+"""Densities and sampling, compared with SciPy in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +48,8 @@ def test_log_bernoulli_sums_over_every_event_axis():
     np.testing.assert_allclose(distributions.log_bernoulli(x, logits), want, rtol=1e-5)
 
 
-def test_log_bernoulli_of_many_sure_pixels_is_not_rounded_away():
-    """784 pixels that are each right with probability 1 - exp(-20)."""
+def test_log_bernoulli_of_many_certain_pixels_is_accurate():
+    """Each of 784 pixels is right with probability 1 - exp(-20)."""
     logits = np.full((1, 784), -20.0, np.float32)
     got = float(distributions.log_bernoulli(np.zeros_like(logits), logits)[0])
     assert got == pytest.approx(784 * special.log_expit(20.0), rel=1e-5)
@@ -74,7 +74,7 @@ LOG_LOGISTIC, LEVEL = jax.jit(distributions.log_discretized_logistic), jax.jit(d
 
 
 def scipy_levels(mean, log_scale):
-    """log P(level) for the 256 levels in float64, from whichever tail is the accurate one."""
+    """log P(level) for the 256 levels in float64, computed from the more accurate tail."""
     scale = np.exp(np.clip(log_scale, -10, 10))
     edges = np.arange(1, 256) / 256
     cdf, survival = stats.logistic.cdf(edges, mean, scale), stats.logistic.sf(edges, mean, scale)
@@ -83,18 +83,18 @@ def scipy_levels(mean, log_scale):
 
 
 @pytest.mark.parametrize("mean, log_scale", EXTREMES)
-def test_discretized_logistic_is_that_of_scipy_and_sums_to_one(mean, log_scale):
+def test_discretized_logistic_equals_scipy_and_sums_to_one(mean, log_scale):
     x = (np.arange(256, dtype=np.float32) / 255)[:, None]
     got = LOG_LOGISTIC(x, np.full_like(x, mean), np.float32([log_scale]))
     got, want = np.asarray(got, np.float64), scipy_levels(np.float64(np.float32(mean)), log_scale)
     assert np.isfinite(got).all()
     assert np.exp(got).sum() == pytest.approx(1.0, abs=2e-5)
-    there = want > -600  # beyond, float64 has no such difference
+    there = want > -600  # smaller probabilities underflow in float64
     np.testing.assert_allclose(got[there], want[there], rtol=1e-4, atol=2e-4)
 
 
 def test_discretized_logistic_has_finite_gradients_everywhere():
-    """Pixels at both ends, means at both ends and outside of where a sigmoid can be, scales beyond the range."""
+    """Also at the lowest and highest pixel values, for means outside of 0..1, and for scales beyond the range."""
     x, mean, log_scale = (
         a.reshape(-1, 1).astype(np.float32)
         for a in np.meshgrid([0, 1 / 255, 0.5, 254 / 255, 1], [-1, 0, 0.5, 1, 2], [-50, -10, -3, 0, 10, 50])
@@ -109,7 +109,7 @@ def test_discretized_logistic_has_finite_gradients_everywhere():
     assert all(np.isfinite(found).all() for found in run(mean, log_scale))
 
 
-def test_discretized_logistic_gradient_is_that_of_the_mass():
+def test_discretized_logistic_gradient_equals_finite_differences():
     x, mean, log_scale = np.float32([[[3, 130, 255]]]) / 255, np.float32([[[0.2, 0.4, 0.6]]]), np.float32([-2, -4, -1])
     score = lambda m, s: distributions.log_discretized_logistic(x, m, s).sum()  # noqa: E731
     grads = jax.jit(jax.grad(score, (0, 1)))(mean, log_scale)
@@ -132,7 +132,7 @@ def test_discretized_logistic_gradient_is_that_of_the_mass():
             assert grad.ravel()[channel] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3)
 
 
-def test_logistic_levels_are_drawn_as_they_are_scored():
+def test_logistic_levels_are_drawn_with_their_probability():
     u = ((np.arange(200_000) + 0.5) / 200_000).astype(np.float32)[:, None]
     for mean, log_scale in ((0.3, -3.0), (0.0, -1.0), (0.9, -6.0)):
         x = LEVEL(u, np.full_like(u, mean), np.float32([log_scale]))
@@ -144,7 +144,7 @@ def test_logistic_levels_are_drawn_as_they_are_scored():
     np.testing.assert_array_equal(edge, [[0.0], [1.0]])
 
 
-def test_sample_normal_has_the_density_it_is_scored_by():
+def test_sample_normal_has_the_given_mean_and_variance():
     mean = np.tile(np.array([[1.5, -3.0, 0.0]], np.float32), (4000, 1))
     log_var = np.tile(np.array([[-6.0, 0.0, 2.0]], np.float32), (4000, 1))
     z = distributions.sample_normal(jax.random.key(0), Normal(mean, log_var))

@@ -1,11 +1,11 @@
-"""README.md and docs/: commands that the command line accepts, Python that runs, links that lead somewhere.
+"""README.md and docs/: the command line accepts all commands, Python code runs, and links have targets.
 
-A block of commands is run here on a tiny trained run, unless a comment before it says why not:
+The commands of a block run here on a tiny trained run, unless the block has one of these comments before it:
 
-<!-- too long: REASON -->                            nobody waits for it in a test
-<!-- tested by tests/test_x.py::test_y, ... -->      another test runs what it does
+<!-- too long: REASON -->                            the commands take too long for a test
+<!-- tested by tests/test_x.py::test_y, ... -->      another test does the same
 
-The command lines of all blocks are checked, of these too: files, flags, config fields and their values.
+The command lines of all blocks are checked, with or without a comment: files, flags, config fields and their values.
 """
 
 import argparse
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"(?:<!-- (?P<mark>[^>]*) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
-# Nothing is found on this PATH, so bash hands every command to this function, with variables and loops expanded.
+# No program is on this PATH, so bash passes every command to this function, with variables and loops expanded.
 SHELL = """
 PATH=/nowhere
 command_not_found_handle() { local IFS=$'\\x1f'; printf '%s\\n' "$*"; }
@@ -61,7 +61,7 @@ def inline_commands(page: Path) -> list[str]:
 
 
 def words_of(script: str, folder: Path) -> list[list[str]]:
-    """The commands of a script, as bash understands it; none of them is run."""
+    """The commands of a script, as bash parses it. None of them runs."""
     done = subprocess.run(["/bin/bash", "-c", SHELL + script], cwd=folder, capture_output=True, text=True)
     assert done.stderr == "", done.stderr
     return [line.split("\x1f") for line in done.stdout.split("\n")[:-1]]
@@ -73,7 +73,7 @@ def id_of(page: Path) -> str:
 
 @contextlib.contextmanager
 def command_line(words: list[str]):
-    """`launch.py` after it has read its command line; the flags are as before afterwards."""
+    """Parses a command line of `launch.py`, and restores the flags at the end."""
     argv = ["launch.py", *words]
     with flagsaver.flagsaver(), mock.patch.object(sys, "argv", argv):
         launch.parse(argv)
@@ -98,11 +98,11 @@ def run_module(name: str, words: list[str]) -> None:
 
 
 class Accepted(Exception):
-    """Raised instead of returning what argparse has read: nothing after it runs."""
+    """Raised when argparse has accepted a command line, so that nothing after it runs."""
 
 
 def check_module(name: str, words: list[str]) -> None:
-    """`python -m exvae.tables ...` and the like: argparse takes the words."""
+    """Checks that argparse accepts the arguments of `python -m NAME WORDS`."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_and_stop(parser, args=None, namespace=None):
@@ -114,7 +114,7 @@ def check_module(name: str, words: list[str]) -> None:
 
 
 def check_benchmark(name: str, words: list[str]) -> None:
-    """Flags of benchmarks are read from the source: two modules that define the same flag cannot both be imported."""
+    """Reads the flags from the source, because two benchmarks that define the same flag cannot both be imported."""
     source = (ROOT / f"{name.replace('.', '/')}.py").read_text()
     kinds = {flag: kind for kind, flag in re.findall(r"flags\.DEFINE_(\w+)\(\s*\"(\w+)\"", source)}
     for word in words:
@@ -130,7 +130,7 @@ def check_make(words: list[str]) -> None:
 
 
 def check(words: list[str]) -> None:
-    """Refuse a command that would not be accepted, or that nobody knows how to check."""
+    """Fails for a command that is invalid or of an unknown kind."""
     match words:
         case ["python", "launch.py", *rest]:
             check_launch(rest)
@@ -150,20 +150,21 @@ def check(words: list[str]) -> None:
         case ["source", ".venv/bin/activate"]:
             pass
         case _:
-            pytest.fail(f"what is {shlex.join(words)}?")
+            pytest.fail(f"unknown kind of command: {shlex.join(words)}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=id_of)
 def test_command_lines_of_the_page_are_accepted(page, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    script = "".join(block.text for block in blocks(page) if block.language == "bash")  # $R goes on to later blocks
+    # One script for the whole page, because later blocks use variables of earlier ones.
+    script = "".join(block.text for block in blocks(page) if block.language == "bash")
     commands = words_of(script, tmp_path)
     commands += [words for text in inline_commands(page) for words in words_of(text, tmp_path)]
     for words in commands:
         check(words)
 
 
-def test_commands_that_would_be_refused_are_seen(tmp_path):
+def test_invalid_commands_fail_the_check(tmp_path):
     for text in (
         "python launch.py --config=experiments/mnist_va.py",
         "python launch.py --config=experiments/mnist_vae.py --config.train.epocs=3",
@@ -180,7 +181,7 @@ def test_commands_that_would_be_refused_are_seen(tmp_path):
             check(words)
 
 
-def test_every_block_is_run_or_says_why_not():
+def test_every_block_runs_or_has_a_comment():
     languages = {"bash", "python", "bibtex", "text"}
     for block in (block for page in PAGES for block in blocks(page)):
         where = f"{id_of(block.page)}: {block.text[:60]}"
@@ -193,13 +194,13 @@ def test_every_block_is_run_or_says_why_not():
         elif kind == "too long":
             assert rest, where
         else:
-            assert block.mark == "", f"{where}: what is {block.mark}?"
-            assert block.language != "bash" or block.page.name == "tasks.md", f"{where}: nobody runs it"
+            assert block.mark == "", f"{where}: unknown comment {block.mark}"
+            assert block.language != "bash" or block.page.name == "tasks.md", f"{where}: no test runs it"
 
 
 @pytest.fixture
 def clone(trained, tmp_path, monkeypatch):
-    """The working folder of a reader: experiments, and the tiny run where the quickstart would be."""
+    """A reader's working folder: the experiments, and the tiny run in place of the quickstart."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     shutil.copytree(trained[1], tmp_path / "runs" / "quickstart")
     monkeypatch.chdir(tmp_path)
@@ -221,11 +222,11 @@ def test_python_of_the_pages_runs_when_pasted(clone):
 
 
 def test_commands_without_a_mark_run(clone, tiny_flags, capsys):
-    """On the tiny run, whose fields are added to the command."""
+    """Commands run on the tiny run, with its config fields added."""
     text = "".join(
         block.text for page in PAGES for block in blocks(page) if block.language == "bash" and not block.mark
     )
-    # A class that the tiny data have: the digits' 3 need not be one.
+    # A label of the tiny data, which may not contain the label 3 of the page.
     label = int(exvae.load("runs/quickstart").exemplars.labels[0])
     text = re.sub(r"(generate\.label=)\d+", rf"\g<1>{label}", text)
     commands = words_of(text, clone)
@@ -240,7 +241,7 @@ def test_commands_without_a_mark_run(clone, tiny_flags, capsys):
                 with pytest.raises(SystemExit, match="^0$"):
                     run_module(name, rest)
             case _:
-                pytest.fail(f"how is {shlex.join(words)} run?")
+                pytest.fail(f"unknown kind of command: {shlex.join(words)}")
     figures = {path.name for path in (clone / "runs" / "quickstart" / "figures").iterdir()}
     assert figures >= {"random.png", "plates.png", "interpolation.png", "grid.png", "crossover.png", "chain_noise.png"}
     assert (clone / "table.md").is_file() and len(list((clone / "runs/quickstart/new_images").iterdir())) == 100
@@ -264,7 +265,7 @@ def test_links_and_pictures_of_the_page_exist(page):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        assert file.is_file(), f"{id_of(page)}: {target} leads nowhere"
+        assert file.is_file(), f"{id_of(page)}: {target} does not exist"
         assert not anchor or anchor in slugs(file), f"{id_of(page)}: {target}: {file.name} has no such heading"
         if page.parent.name == "docs":
             assert file.is_relative_to(ROOT / "docs"), f"{id_of(page)}: {target} is not on the site"
@@ -295,7 +296,7 @@ def markers_on_page(text: str) -> collections.Counter[tuple[str, str]]:
         whose = section.partition("\n")[0].removeprefix("From the ")
         for row in re.findall(r"^\|.*\|$", section, re.M)[2:]:  # without the header
             names = re.findall(r"`([^`]+)`", re.split(r"(?<!\\)\|", row)[-2])
-            assert names, f"which file has the comment? {row}"
+            assert names, f"no file in the last column: {row}"
             found.update((whose, name) for name in names)
     return found
 
@@ -306,7 +307,7 @@ def test_differences_of_the_page_are_those_marked_in_the_code():
     assert code == page, f"only in the code: {dict(code - page)}; only on the page: {dict(page - code)}"
 
 
-def test_tree_of_the_code_is_the_folder():
+def test_tree_of_the_code_equals_the_folder():
     text = next(block.text for block in blocks(ROOT / "docs" / "how-it-works.md") if "\nexvae/\n" in block.text)
     named = set(re.findall(r"^  (\w[\w./]*)", text, re.M))
     there = {path.name + "/" * path.is_dir() for path in (ROOT / "exvae").iterdir() if not path.name.startswith("__")}
@@ -321,13 +322,13 @@ def load_generator():
     return module
 
 
-def test_configuration_page_is_made_from_the_config():
+def test_configuration_page_is_generated_from_the_config():
     generator = load_generator()
     assert generator.PAGE.read_text() == generator.page(), "run python docs/make_configuration.py"
     fields = {field.name: field for field in generator.read_fields()}
     defaults = configs.flat(configs.get_config())
     assert fields.keys() == defaults.keys()
-    assert all(fields[name].comment or name in generator.NOTES for name in fields), "every field has a meaning"
+    assert all(fields[name].comment or name in generator.NOTES for name in fields), "a field has no comment and no note"
     assert {name: ast.literal_eval(field.default) for name, field in fields.items()} == defaults
     assert generator.NOTES.keys() <= fields.keys() and generator.GROUPS.keys() <= set(configs.get_config())
 

@@ -1,4 +1,4 @@
-"""The ELBO as evaluation has it, against quadrature over the latent plane."""
+"""The ELBO of the evaluation, compared with quadrature over a two-dimensional latent space."""
 
 import functools
 
@@ -13,7 +13,7 @@ from exvae.distributions import to_unit
 from exvae.priors import PRIORS, vamp
 from tests.test_objectives import DIM, SHAPE, N, World
 
-pytestmark = pytest.mark.xdist_group("objectives")  # one worker compiles for all of them
+pytestmark = pytest.mark.xdist_group("objectives")  # one process compiles for all these tests
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_elbo_is_below_the_log_likelihood(world, prior):
         exact_elbo = (mass * (log_joint - log_q)).sum()
         error = drawn[:, b].std() / np.sqrt(samples)
         assert abs(drawn[:, b].mean() - exact_elbo) < 4.5 * error + 1e-3
-        # log p(x) = ELBO + KL(q || p(z|x)), and the last is positive.
+        # log p(x) = ELBO + KL(q || p(z|x)), and the last term is positive.
         gap = (mass * (log_q - (log_joint - log_likelihood))).sum()
         assert gap > 0.01
         assert drawn[:, b].mean() <= log_likelihood + 4.5 * error

@@ -1,4 +1,4 @@
-"""Means in blocks = means at once, value and gradient, whatever is kept for the backward pass."""
+"""Encoding in blocks equals encoding all at once, in values and gradients, whatever the backward pass keeps."""
 
 import functools
 
@@ -11,7 +11,7 @@ from exvae import encoding, models
 from exvae.config import get_config
 from exvae.retrieval import NOBODY
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 BLOCK = 64
 LIMITS = {"nothing": 0, "some": 30_000, "all": float("inf")}  # a block of the small model below keeps 12,288 bytes
 
@@ -29,7 +29,7 @@ def parts():
 
 
 def direct(model, params, images, index, pull):
-    """All means at once, by indexing on the host, and the gradient of <means, pull>."""
+    """All means at once, indexed on the host, and the gradient of <means, pull>."""
     pulls = np.zeros((len(images), 3), np.float32)
     np.add.at(pulls, index, pull)
     means, grads = encode_all(model, params, np.asarray(images).astype(np.float32) / 255, pulls)
@@ -51,7 +51,7 @@ def test_encode_means_equals_encoding_at_once(monkeypatch, parts, size, limit):
     monkeypatch.setattr(encoding, "BLOCK", BLOCK)
     model, params, images = parts
     rng = np.random.default_rng(size)
-    index = rng.integers(0, 40, size)  # some of them twice
+    index = rng.integers(0, 40, size)  # some images occur twice
     pull = rng.normal(size=(size, 3)).astype(np.float32)
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
@@ -76,10 +76,10 @@ def test_encode_means_keeps_the_blocks_that_fit(architecture, num_images):
     params = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
     images = jax.ShapeDtypeStruct((num_images, 28, 28, 1), jnp.uint8)
     index = jax.ShapeDtypeStruct((5 * encoding.BLOCK,), jnp.int32)
-    block = encoding.BLOCK * 4 * 300 * 4  # two gated layers of 300, two products each, float32
+    block = encoding.BLOCK * 4 * 300 * 4  # two gated layers of 300 units, two products each, float32
 
     def kept(limit):
-        """Bytes that the forward pass leaves for the backward pass."""
+        """Bytes that the forward pass keeps for the backward pass."""
 
         def forward(params, images, index):
             return jax.vjp(
@@ -89,7 +89,7 @@ def test_encode_means_keeps_the_blocks_that_fit(architecture, num_images):
         _, back = jax.eval_shape(forward, params, images, index)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(back))
 
-    nothing, first_layer = kept(0), 2 * 784 * 300 * 4  # recomputing needs the first kernels, the products' gradient not
+    nothing, first_layer = kept(0), 2 * 784 * 300 * 4  # recomputation needs the first kernels, kept blocks do not
     assert kept(float("inf")) - nothing >= 5 * block - first_layer
     for blocks in (1, 3):
         limit = (blocks + 0.5) * block
@@ -97,7 +97,7 @@ def test_encode_means_keeps_the_blocks_that_fit(architecture, num_images):
 
 
 def test_encode_means_of_an_empty_slot_is_finite(monkeypatch, parts):
-    # Its exemplar is never seen, but NaN * 0 would be.
+    # The mean of an empty slot has weight 0, but NaN * 0 is NaN.
     monkeypatch.setattr(encoding, "BLOCK", BLOCK)
     model, params, images = parts
     index = jnp.full(BLOCK + 3, NOBODY).at[1].set(2)

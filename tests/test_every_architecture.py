@@ -1,4 +1,4 @@
-"""Every architecture and likelihood through training, a stop and a resume, tasks and Python."""
+"""Every architecture and likelihood: training, a resume after a stop, tasks and the Python interface."""
 
 import json
 
@@ -20,7 +20,7 @@ KINDS = {
     "grey vae": ("vae", "discretized_logistic", (6, 6, 1)),
     "colour convhvae": ("convhvae", "bernoulli", (9, 9, 3)),
 }
-# The prior is the exemplar prior unless listed. An average takes batch statistics with it.
+# The default is the exemplar prior. An average (optim.ema) includes batch statistics.
 MORE_FIELDS = {
     "grey vae": {"prior.name": "vamp"},
     "celeba": {"optim.estimator": "stl", "optim.ema": 0.9},
@@ -31,7 +31,7 @@ MORE_FIELDS = {
         "model.lower_latent_dim": 3,
     },
 }
-IMAGES = 88  # as many as figures/samples.png is of: what draws them is compiled for each number of images
+IMAGES = 88  # the number in figures/samples.png, because drawing compiles for each number of images
 FIELDS = {
     "model.latent_dim": 4, "model.hidden_dim": 8, "model.channels": 4, "prior.num_exemplars": 40,
     "prior.num_pseudo_inputs": 5, "retrieval.search": "exact", "retrieval.num_neighbours": 2,
@@ -43,7 +43,7 @@ FIELDS = {
 
 
 def make_config(kind, folder):
-    """A hundred blurred blobs of two classes, bright and dark, with levels between."""
+    """A config, and its data: 120 images of two classes, bright and dark, with grey levels."""
     architecture, likelihood, shape = KINDS[kind]
     config = configs.get_config()
     config.update_from_flattened_dict({**FIELDS, **MORE_FIELDS.get(kind, {})})
@@ -62,7 +62,7 @@ def make_config(kind, folder):
 
 
 def save_pictures(rng, labels, folder):
-    """A folder of a user's images of several sizes, one subfolder a class."""
+    """Writes a folder of images of several sizes, with one subfolder for each class."""
     for number, label in enumerate(labels):
         place = folder / f"class {label}"
         place.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def save_pictures(rng, labels, folder):
 
 
 def stop_and_resume(config, workdir, monkeypatch):
-    """Stopped within the second epoch, a step after a checkpoint; then to the end."""
+    """Stops a run in the second epoch, one step after a checkpoint, and resumes it."""
     real = loop.check_finite
 
     def interrupt(at, elbo):
@@ -84,12 +84,12 @@ def stop_and_resume(config, workdir, monkeypatch):
         patch.setattr(loop, "_is_due", lambda step, due: step == 5)
         loop.train(config, workdir)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_finish", lambda *_: {})  # equal parameters are evaluated equally
+        patch.setattr(loop, "_finish", lambda *_: {})  # equal parameters have the same evaluation
         loop.train(config, workdir)
 
 
 def check_learning(workdir):
-    # Not of validation: running statistics are those of the last batches only after some tens of steps.
+    # Training, not validation, because the running statistics need some tens of steps.
     first, last = [line["elbo"] for line in metric_lines(workdir) if line["split"] == "train"]
     assert last > first
 
@@ -102,10 +102,10 @@ def check_figures(kind, config, workdir):
 
 
 def check_tasks(config, workdir):
-    """Training ends with the task evaluate; the others add nothing that these two have not."""
+    """Runs two tasks. Training already ends with the task `evaluate`, and the other tasks use the same functions."""
     launch.perform("sample", config, workdir, str(workdir / "sample.npz"))
     assert {"random.png", "plates.png"} <= {path.name for path in (workdir / "figures").iterdir()}
-    if config.model.architecture == "pixelsnail":  # draws pixel by pixel, and is compiled long
+    if config.model.architecture == "pixelsnail":  # draws pixel by pixel, which compiles slowly
         return
     launch.perform("represent", config, workdir, str(workdir / "represent.npz"))
     assert (workdir / "figures" / "memorisation.png").exists()
@@ -114,7 +114,7 @@ def check_tasks(config, workdir):
 
 def check_python(kind, config, workdir):
     run = exvae.load(workdir)
-    run.config.eval = config.eval  # what training ended with is compiled
+    run.config.eval = config.eval  # training has compiled the evaluation with these options
     images, binary = run.grey.test.images, KINDS[kind][1] == "bernoulli"
     assert np.isin(run.dataset.test.images, (0, 255)).all() == binary
     nats = run.log_likelihood(images[:3])
@@ -127,13 +127,13 @@ def check_python(kind, config, workdir):
 
 @pytest.mark.usefixtures("few_layers", "quick_start")
 @pytest.mark.parametrize("kind", ["pixelsnail", "celeba", "grey vae"])
-def test_it_learns_resumes_bit_for_bit_and_does_its_tasks(kind, tmp_path, monkeypatch):
+def test_architecture_learns_resumes_bit_for_bit_and_runs_its_tasks(kind, tmp_path, monkeypatch):
     config = make_config(kind, tmp_path)
     loop.train(config, tmp_path / "run")
     check_learning(tmp_path / "run")
     check_figures(kind, config, tmp_path / "run")
     check_python(kind, config, tmp_path / "run")
-    if config.model.architecture != "vae":  # its own tests do these
+    if config.model.architecture != "vae":  # other tests cover the vae
         stop_and_resume(config, tmp_path / "stopped", monkeypatch)
         assert_same_run(config, tmp_path / "run", tmp_path / "stopped", evaluated=False)
         check_tasks(config, tmp_path / "run")
@@ -141,14 +141,14 @@ def test_it_learns_resumes_bit_for_bit_and_does_its_tasks(kind, tmp_path, monkey
 
 @pytest.mark.usefixtures("few_layers", "quick_start", "unevaluated")
 def test_users_colour_images_train_a_convolutional_model(tmp_path):
-    """With z1 and z2 of different sizes. PixelSNAIL has the same encoders, and is evaluated above."""
+    """z1 and z2 have different sizes. The test above evaluates PixelSNAIL, which has the same encoders."""
     loop.train(make_config("colour convhvae", tmp_path), tmp_path / "run")
     check_learning(tmp_path / "run")
     assert np.isfinite([line["elbo"] for line in metric_lines(tmp_path / "run")]).all()
 
 
 @pytest.mark.usefixtures("few_layers", "quick_start")
-def test_average_is_of_parameters_and_batch_statistics(tmp_path):
+def test_average_includes_parameters_and_batch_statistics(tmp_path):
     config = make_config("celeba", tmp_path)
     setup, state = restored(config, tmp_path / "run")
     feeder = loop.Feeder(setup.config, setup.model, setup.mesh, setup.store, state)
@@ -156,7 +156,7 @@ def test_average_is_of_parameters_and_batch_statistics(tmp_path):
     assert any("batch_stats" in name for name in want) and any("['model']" in name for name in want)
     for t in range(1, 18):
         state, _ = setup.train_step(state, feeder(state, t - 1, np.arange(24, dtype=np.int32)))
-        d = {8: 1 / 10, 16: 2 / 11}.get(t, float(t > 8))  # before step 8 the newest parameters
+        d = {8: 1 / 10, 16: 2 / 11}.get(t, float(t > 8))  # before step 8, the average equals the parameters
         want = {name: d * want[name] + (1 - d) * value for name, value in to_float64(state.params).items()}
         average = to_float64(state.average)
         assert average.keys() == want.keys()

@@ -1,4 +1,4 @@
-"""A prior, an architecture, a data source and a search library of one's own, as docs/extending.md adds them."""
+"""The prior, the architecture, the data source and the search library that docs/extending.md adds."""
 
 import json
 import re
@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 
 @pytest.fixture(scope="module")
 def namespace():
-    """What the Python blocks of the page define, each in its turn, and nothing of it stays registered."""
+    """The names that the Python blocks of the page define. The registries are restored afterwards."""
     registries = (PRIORS, ARCHITECTURES, registry.SOURCES, INDEXES)
     before = [dict(one) for one in registries]
     names: dict = {"__name__": "extending"}
@@ -38,7 +38,7 @@ def namespace():
     ],
     ids=["prior", "architecture, source and search"],
 )
-def test_what_the_page_adds_trains(namespace, tiny_config, tmp_path, fields):
+def test_parts_that_the_page_adds_train(namespace, tiny_config, tmp_path, fields):
     tiny_config.update_from_flattened_dict({**fields, "train.epochs": 2, "optim.learning_rate": 5e-3})
     results = loop.train(tiny_config, tmp_path)
     assert np.isfinite(results["test"]["log_likelihood"])

@@ -1,4 +1,4 @@
-"""The benchmarks' count of necessary products: layers by formula, models against what their gradient multiplies."""
+"""The benchmarks' count of operations: layers equal formulas, models equal the products in their gradient."""
 
 import math
 
@@ -40,12 +40,12 @@ def test_layer_counts_the_products_of_each_output(layer, products):
     assert layer_flops(layer, jnp.zeros((2, 5, 4, 3))) == 2 * products
 
 
-def test_inputs_side_by_side_are_counted_by_their_own_rows():
+def test_dense_of_two_inputs_counts_the_rows_of_each():
     assert layer_flops(Dense(7), jnp.zeros((2, 3)), jnp.zeros((6, 5))) == 2 * 7 * (2 * 3 + 6 * 5)
 
 
 @pytest.mark.parametrize("mask, taps", [(ABOVE_AND_LEFT, 4), (INCLUSIVE, 5)])
-def test_masked_layer_counts_only_what_it_sees(mask, taps):
+def test_masked_layer_counts_only_visible_pixels(mask, taps):
     assert layer_flops(WeightNormConv(7, mask), all_windows(jnp.zeros((2, 5, 4, 3)))) == 2 * 2 * 5 * 4 * 7 * taps * 3
 
 
@@ -54,7 +54,7 @@ def test_attention_counts_each_pair_of_pixels_once():
     assert flops.attention_flops(jnp.zeros((2, 6, 8, 4))) == 2 * (2 * pairs * 8 * 4) * 2  # scores and values
 
 
-def test_pixelsnail_logits_by_formula():
+def test_pixelsnail_logits_equal_the_formula():
     """2x3 images, F = 4 channels: every product of the decoder, layer by layer."""
     model = build("pixelsnail", (2, 3, 1), channels=4)
     pixels, f, heads = 2 * 3, 4, 32
@@ -67,7 +67,7 @@ def test_pixelsnail_logits_by_formula():
 
 
 def test_pixelsnail_training_has_two_gradients_except_of_images():
-    """Its decoder's first layer reads images too: their gradient is not needed."""
+    """The first layers of encoders and decoder read images, whose gradient is not needed."""
     model = build("pixelsnail", (4, 4, 1), channels=4)
     forward = flops.count(model, "terms", jax.random.key(0), jnp.zeros((5, 4, 4, 1)))
     first_layers = 16 * (2 * 32 * 49 + 2 * 32 * 9 + 4 * 4)  # of the encoders of z2 and z1, and of the decoder
@@ -75,7 +75,7 @@ def test_pixelsnail_training_has_two_gradients_except_of_images():
 
 
 def multiplied(jaxpr):
-    """2 x multiplications of all matrix products in a program, loops included."""
+    """Twice the number of multiplications in all matrix products of a program, including loops."""
     total = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -111,7 +111,7 @@ def test_training_counts_what_the_gradient_multiplies(architecture):
 
 @pytest.mark.parametrize("architecture, size", [("vae", 4), ("hvae", 4), ("convhvae", 8), ("celeba", 16)])
 def test_training_on_learned_images_counts_what_the_gradient_multiplies(architecture, size, few_layers):
-    """64 more images, so that sums of kernels, which are done once, cancel."""
+    """The difference between 128 and 64 images is exact, because products of kernels, done once per batch, cancel."""
     model = build(architecture, (size, size, 1), channels=2)
     counts = [flops.training_flops(model, "terms", batch, learned_images=True) for batch in (64, 128)]
     found = [gradient_flops(model, batch, argnums=(0, 1)) for batch in (64, 128)]

@@ -1,4 +1,4 @@
-"""The command line: what is wrong is said in one line, exit code 2, and nothing is written over."""
+"""The command line: a mistake is one line and exit code 2, and no file is overwritten."""
 
 import subprocess
 import sys
@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[1]
 def run(capsys, *arguments: str, config: str = "experiments/quickstart.py") -> tuple[int, str]:
     """Exit code and standard error of `python launch.py ...`, in this process."""
     argv = ["launch.py", f"--config={config}", "--task=train", "--out=", *arguments]
-    with mock.patch.object(sys, "argv", argv):  # config_flags looks there for the fields that are set
+    with mock.patch.object(sys, "argv", argv):  # config_flags reads the fields that are set from it
         code = launch.main(argv)
     for name in [name for name in flags.FLAGS if name.startswith("config.")]:
         delattr(flags.FLAGS, name)  # made by config_flags for this command line
     return code, capsys.readouterr().err
 
 
-def test_out_of_memory_is_one_line_that_names_what_needs_less(capsys, monkeypatch):
+def test_out_of_memory_is_a_one_line_error_that_names_options(capsys, monkeypatch):
     def perform(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.\nlong table")
 
@@ -35,7 +35,7 @@ def test_out_of_memory_is_one_line_that_names_what_needs_less(capsys, monkeypatc
     assert "train.batch_size" in err and "allocating 1 bytes" in err and "long table" not in err
 
 
-def test_missing_scann_is_one_line_that_says_what_to_do(capsys, monkeypatch, tmp_path):
+def test_missing_scann_is_a_one_line_error_with_a_solution(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "scann", None)  # as if it were not installed
     code, err = run(capsys, f"--workdir={tmp_path}/run", "--config.retrieval.search=scann")
     assert code == 2 and err.count("\n") == 1
@@ -48,7 +48,7 @@ def files(folder: Path) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("--config.data.name=mnits", "did you mean mnist"),
         ("--config.model.architecture=convhva", "did you mean 'convhvae'"),
@@ -97,10 +97,10 @@ def files(folder: Path) -> dict:
         ("--config.data.dir=missing_folder --config.data.name=mnist", "missing_folder"),
     ],
 )
-def test_bad_argument_is_one_line_and_exit_code_2(capsys, tmp_path, argument, said):
+def test_bad_argument_is_a_one_line_error_with_exit_code_2(capsys, tmp_path, argument, message):
     code, err = run(capsys, f"--workdir={tmp_path}/run", *argument.split())
     assert code == 2
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
     assert err.startswith("error: ")
     assert "Traceback" not in err
@@ -141,7 +141,7 @@ def test_workdir_of_another_config_is_refused_and_untouched(capsys, copied, tmp_
     (tmp_path / "plain.py").write_text("from exvae.config import get_config\n")
     flags, config = [*tiny_flags, f"--workdir={copied[1]}", "--config.train.epochs=1"], str(tmp_path / "plain.py")
     code, err = run(capsys, *flags, config=config)
-    assert code == 0, err  # the run that it holds: nothing is left to do
+    assert code == 0, err  # the config of the run in this folder, which is finished
     before = files(copied[1])
     code, err = run(capsys, *flags, "--config.train.batch_size=20", config=config)
     assert code == 2
@@ -150,7 +150,7 @@ def test_workdir_of_another_config_is_refused_and_untouched(capsys, copied, tmp_
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("--task=sample --config.generate.index=320", "there is no exemplar 320: they are numbered 0..319"),
         ("--task=interpolate --config.generate.index=0,999", "there is no exemplar 999"),
@@ -162,12 +162,12 @@ def test_workdir_of_another_config_is_refused_and_untouched(capsys, copied, tmp_
         ("--task=sample --out={tmp}/bare.npz/x.npz", "cannot be written"),
     ],
 )
-def test_tasks_refuse_what_does_not_exist_and_write_nothing(capsys, copied, tmp_path, tiny_flags, argument, said):
+def test_tasks_refuse_what_does_not_exist_and_write_nothing(capsys, copied, tmp_path, tiny_flags, argument, message):
     np.savez(tmp_path / "small.npz", images=np.zeros((5, 9, 9), np.uint8))
     np.savez(tmp_path / "bare.npz", images=np.zeros((5, 28, 28), np.uint8))
     before = files(tmp_path)
     code, err = run(capsys, *tiny_flags, f"--workdir={copied[1]}", *argument.format(tmp=tmp_path).split())
-    assert code == 2 and said in err and err.count("\n") == 1
+    assert code == 2 and message in err and err.count("\n") == 1
     assert files(tmp_path) == before
 
 

@@ -1,4 +1,4 @@
-"""Nothing imports upwards: docs/make_imports.py has the order of the rooms."""
+"""No part of exvae imports a part above it. docs/make_imports.py lists the layers, and calls the parts rooms."""
 
 import importlib.util
 from pathlib import Path
@@ -22,12 +22,12 @@ def test_nothing_imports_upwards(rooms):
     assert rooms.upward(found) == []
 
 
-def test_every_room_has_its_place(rooms):
+def test_every_room_has_a_layer(rooms):
     there = {rooms.room_of(path, ROOT / "exvae") for path in (ROOT / "exvae").rglob("*.py")}
     assert there == {room for layer in rooms.LAYERS for room in layer} | set(rooms.DOORS)
 
 
-def test_an_import_upwards_is_noticed(rooms, tmp_path):
+def test_upward_import_is_detected(rooms, tmp_path):
     for room, text in {
         "priors/mine.py": "def f():\n    from exvae.models import vae",
         "models/vae.py": "from exvae import run",
@@ -41,6 +41,6 @@ def test_an_import_upwards_is_noticed(rooms, tmp_path):
     assert len(rooms.upward(rooms.imports(tmp_path))) == 3
 
 
-def test_picture_is_of_the_code(rooms, tmp_path):
+def test_picture_equals_the_code(rooms, tmp_path):
     rooms.draw(tmp_path / "imports.svg")
     assert (tmp_path / "imports.svg").read_text() == rooms.PICTURE.read_text()

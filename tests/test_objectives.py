@@ -1,4 +1,4 @@
-"""Algorithm 1: its ELBO recomputed in numpy from the model's outputs, its bounds, its gradient and its table."""
+"""Algorithm 1: its ELBO (recomputed in NumPy from the model's outputs), its bounds, its gradient and its table."""
 
 import functools
 import itertools
@@ -23,9 +23,9 @@ SHAPE, DIM = (3, 3, 1), 2
 N, M, B, C = 24, 10, 6, 18
 NEIGHBOURS = (1, M)
 MESH = sharding.make_mesh()
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
-pytestmark = pytest.mark.xdist_group("objectives")  # one worker compiles for all of them
+pytestmark = pytest.mark.xdist_group("objectives")  # one process compiles for all these tests
 
 
 def make_config(*, prior="exemplar", search="none", k=3, scored="union", m=M, leave_one_out=True):
@@ -62,12 +62,12 @@ def draw_of(key, m):
 
 
 def step_keys(key):
-    """Of the pixels, of z and of dropout in the first step of a run with this key."""
+    """The keys of the pixels, of z and of dropout in the first step of a run with this key."""
     return jax.random.split(keys.stream(key, keys.TRAIN, 0), 3)
 
 
 class Lookup:
-    """An index that finds the same candidates for everybody."""
+    """An index that always returns the same candidates."""
 
     def __init__(self, candidates):
         self.candidates = candidates
@@ -77,7 +77,7 @@ class Lookup:
 
 
 class World:
-    """A small model, a training set with equal images in it, and a table of means that is out of date."""
+    """A small model, a training set with two equal images, and an outdated table of means."""
 
     def __init__(self):
         self.rng = rng = np.random.default_rng(0)
@@ -100,7 +100,7 @@ class World:
         return jax.jit(lambda x: self.apply(x, method="encode"))(x)
 
     def step(self, key, config, batch, table, params=None):
-        """The first step of a run: algorithm_1 with an optimizer that only hands on the gradient."""
+        """The first step of a run: algorithm_1 with an optimizer that returns the gradient itself."""
         params, optimizer = self.params if params is None else params, optax.identity()
         state = TrainState(
             step=jnp.int32(0),
@@ -117,7 +117,7 @@ class World:
 
     @functools.cached_property
     def _training(self):
-        """Every way of training in one compilation: same key and parameters give the same draw and the same z."""
+        """All settings in one compilation. The same key and parameters give the same draw and the same z."""
 
         def run(key, batches, table):
             steps = {name: self.step(key, config, batches[name], table) for name, config in CONFIGS.items()}
@@ -132,13 +132,13 @@ class World:
         return jax.device_get(self._training(key, batches, self.table if table is None else jnp.asarray(table)))
 
     def batch(self, key, config, index, candidates=None):
-        """What the host hands over to a step."""
+        """The batch that the host passes to a step."""
         lookup = Lookup(candidates) if config.retrieval.search == "scann" else None
         chosen = slots.choose_on_host(config, draw_of(key, config.prior.num_exemplars), index, lookup)
         return Batch(jnp.asarray(index), chosen, store=self.images)
 
     def sample(self, key, index, m):
-        """z, log q(z|x) - log p(x|z), mu(x) and the drawn set, from the outputs of encode and logits."""
+        """z, log q(z|x), log p(x|z), mu(x) and the drawn set, from the outputs of `encode` and `logits`."""
         outputs = self._outputs(key, jnp.asarray(index))
         x, z, mean, log_var, logits = (np.asarray(a, np.float64) for a in outputs)
         drawn = draw_of(key, m).contains(np.arange(N))
@@ -179,7 +179,7 @@ def world():
 
 @pytest.fixture(scope="module", params=[True, False], ids=["leave_one_out", "all_in"])
 def trained(request, world):
-    """Six batches under the settings with M drawn."""
+    """The results of six batches, for all settings with M exemplars drawn."""
     loo = request.param
     runs = []
     for seed in range(6):
@@ -210,7 +210,7 @@ def test_training_elbo_equals_the_sum_over_the_right_exemplars(world, trained):
                 np.testing.assert_allclose(elbo.kl[b], want, rtol=2e-4, atol=2e-4, err_msg=f"{name} {b}")
                 np.testing.assert_allclose(elbo.reconstruction[b], log_px[b], rtol=2e-4)
                 np.testing.assert_allclose(elbo.elbo[b], log_px[b] - want, rtol=2e-4, atol=2e-4)
-    assert 0 < in_draw < len(runs) * len(out) * B  # images inside and outside of the draw were both seen
+    assert 0 < in_draw < len(runs) * len(out) * B  # some images are in the draw and some are not
 
 
 def test_truncation_to_neighbours_is_a_lower_bound(trained):
@@ -236,7 +236,7 @@ def test_more_neighbours_tighten_the_bound_up_to_equality(trained):
             np.testing.assert_allclose(all_of_m, out["none_0"][0].elbo, rtol=1e-5)
 
 
-def test_table_is_given_the_means_of_the_batch_and_then_of_the_exemplars(world, trained):
+def test_table_gets_the_means_of_the_batch_and_then_of_the_exemplars(world, trained):
     loo, runs = trained
     for key, index, out in runs:
         _, _, _, mean, drawn = world.sample(key, index, M)
@@ -250,7 +250,7 @@ def test_table_is_given_the_means_of_the_batch_and_then_of_the_exemplars(world, 
                 want = set().union(*(world.nearest(mean[b], int(k), others[b]) for b in range(B)))
             assert set(held) == want
             got = exemplars.means[exemplars.index >= 0]
-            np.testing.assert_allclose(got, world.means[held], rtol=1e-4, atol=1e-5)  # never binarized
+            np.testing.assert_allclose(got, world.means[held], rtol=1e-4, atol=1e-5)  # of images that are not binarized
             if scored == "none":
                 assert table is None
                 continue
@@ -262,7 +262,7 @@ def test_table_is_given_the_means_of_the_batch_and_then_of_the_exemplars(world, 
 
 
 def test_leaving_one_out_of_all_divides_by_the_others(world):
-    """O1: M = N, Eq. (10); and each regularizer switched off."""
+    """Objective O1 (M = N, Eq. (10)), and the same without leave-one-out and with two neighbours only."""
     key, index = jax.random.key(11), np.array([0, 1, 5, 9, 20, 23])
     out = {name: elbo for name, (elbo, *_) in world.train(key, index).items()}
     z, log_q, log_px, mean, drawn = world.sample(key, index, N)
@@ -276,11 +276,11 @@ def test_leaving_one_out_of_all_divides_by_the_others(world):
         for name, log_pz in (("o1", o1), ("no_regularizer", no_loo), ("two_of_all", rat)):
             np.testing.assert_allclose(out[name].elbo[b], log_px[b] - log_q[b] + log_pz, rtol=2e-4, atol=2e-4)
     elbos = np.stack([out[name].elbo for name in ("o1", "no_regularizer", "two_of_all", "none_0_True")])
-    assert np.abs(elbos[:, None] - elbos[None]).max(-1)[np.triu_indices(4, 1)].min() > 1e-3  # four different numbers
+    assert np.abs(elbos[:, None] - elbos[None]).max(-1)[np.triu_indices(4, 1)].min() > 1e-3  # all four numbers differ
 
 
-def test_neighbours_that_all_share_count_once(world):
-    # A table in which three exemplars are nearest to everybody.
+def test_shared_neighbours_count_once(world):
+    # In this table, three exemplars are nearest to all images.
     table = np.full((N, DIM), 50.0, np.float32)
     table[[2, 7, 21]] = 0.0
     index = np.array([2, 3, 7, 8, 9, 10])
@@ -296,7 +296,7 @@ def test_neighbours_that_all_share_count_once(world):
 def test_candidates_from_the_host_are_cut_to_the_draw(world):
     index = np.array([0, 4, 8, 12, 16, 23])
     squares = ((world.means[index][:, None] - world.means[None]) ** 2).sum(-1)
-    candidates = np.argsort(squares, axis=1)[:, :C].astype(np.int32)  # the image itself among them
+    candidates = np.argsort(squares, axis=1)[:, :C].astype(np.int32)  # including the image itself
     key = jax.random.key(6)
     z, log_q, log_px, _, drawn = world.sample(key, index, M)
     own = [[c for c in row if c in drawn and c != i][:3] for row, i in zip(candidates, index, strict=True)]
@@ -317,7 +317,7 @@ def test_gradient_flows_through_exemplar_means_and_sigma(world):
     count = M - np.isin(index, drawn)
 
     def dense(params, stop=False):
-        """The same objective as one dense expression, left to autodiff."""
+        """The same objective as one dense expression, differentiated by JAX."""
         key_x, key_z, _ = step_keys(key)
         apply = lambda *a, method: world.model.apply({"params": params["model"]}, *a, method=method)  # noqa: E731
         x = binarize(key_x, world.images[index])
@@ -336,7 +336,7 @@ def test_gradient_flows_through_exemplar_means_and_sigma(world):
         log_q = jnp.sum(-0.5 * jnp.log(2 * jnp.pi) - 0.5 * q.log_var - 0.5 * (z - q.mean) ** 2 / jnp.exp(q.log_var), 1)
         return -jnp.mean(log_px + log_pz - log_q)
 
-    # All exemplars, and neighbours with K = M: the same value by two roads.
+    # All exemplars, and neighbours with K = M, have the same value.
     configs = make_config(), make_config(search="exact", k=M, scored="own")
     for config in configs:
         config.optim.kl_warmup_epochs = 0
@@ -363,16 +363,16 @@ def test_gradient_flows_through_exemplar_means_and_sigma(world):
     assert min(jax.tree.leaves(through)) > 1e-3 * scale
 
 
-def test_table_chooses_but_is_never_scored(world):
+def test_table_chooses_neighbours_but_is_not_scored(world):
     key, index = jax.random.key(1), np.arange(B)
-    straight, bent = (world.train(key, index, table=table) for table in (world.table, world.table * 3 + 1))
-    np.testing.assert_allclose(straight["all_of_all"][0].elbo, bent["all_of_all"][0].elbo, rtol=1e-6)
-    assert np.any(straight["two_of_all"][0].elbo != bent["two_of_all"][0].elbo)
+    straight, moved = (world.train(key, index, table=table) for table in (world.table, world.table * 3 + 1))
+    np.testing.assert_allclose(straight["all_of_all"][0].elbo, moved["all_of_all"][0].elbo, rtol=1e-6)
+    assert np.any(straight["two_of_all"][0].elbo != moved["two_of_all"][0].elbo)
 
 
 @pytest.mark.parametrize(("scored", "samples"), [("own", 3), ("union", 2)])
-def test_several_codes_of_an_image_see_what_one_would(world, scored, samples):
-    """objective.samples: each code is scored as its image's, and the table is given each mean once."""
+def test_several_codes_of_an_image_use_the_same_exemplars(world, scored, samples):
+    """With objective.samples > 1, each code uses the exemplars of its image, and the table gets each mean once."""
     k, key, index = 2, jax.random.key(5), np.arange(B)
     config = make_config(search="exact", k=k, scored=scored)
     config.objective.samples = samples

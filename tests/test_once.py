@@ -1,4 +1,4 @@
-"""Compiled functions are made once for equal configs, and never shared by different ones."""
+"""Equal configs share one compiled function, and different configs never do."""
 
 import copy
 
@@ -8,7 +8,7 @@ from exvae import config as configs
 from exvae import once
 
 
-def test_the_same_parts_of_a_config_share_and_others_do_not():
+def test_configs_with_equal_fields_share_a_function():
     made = []
 
     @once.for_equal_configs("model", "optim.learning_rate", "optim.ema")
@@ -18,7 +18,7 @@ def test_the_same_parts_of_a_config_share_and_others_do_not():
 
     one = configs.get_config()
     same, other = copy.deepcopy(one), copy.deepcopy(one)
-    same.train.epochs, same.data.name, same.optim.kl_warmup_epochs = 7, "glyphs", 5  # not among the fields
+    same.train.epochs, same.data.name, same.optim.kl_warmup_epochs = 7, "glyphs", 5  # not among the named fields
     other.optim.learning_rate *= 2
     first = make(one, 3)
     assert make(same, 3) is first
@@ -27,7 +27,7 @@ def test_the_same_parts_of_a_config_share_and_others_do_not():
     other.model.hidden_dim += 1
     assert make(other, 3) is not first and len(made) == 4
     other.model.hidden_dim -= 1
-    one.optim.learning_rate *= 2  # the cache has a copy, which does not change
+    one.optim.learning_rate *= 2  # the cache holds a copy, which does not change
     assert make(one, 3) is make(other, 3) and len(made) == 4
 
     @once.for_equal_configs("optim.ema")

@@ -20,13 +20,13 @@ def loaded(copied):
 
 
 def far_away(run, count):
-    """Images whose means lie far from those of the exemplars, so that no code near these is explained by them."""
+    """Images whose means are far from all exemplars, so that they do not change p(z) near the exemplars."""
     rng = np.random.default_rng(0)
     pool = rng.integers(0, 256, (4000, *run.model.image_shape), dtype=np.uint8)
     z = run.encode(pool).mean
     squares = ((z[:, None] - run.means[None]) ** 2).sum(-1)
     far = np.argsort(-squares.min(1))[:count]
-    return pool[far], np.argsort(-squares[far].min(0))[:4]  # and the exemplars that lie farthest from them
+    return pool[far], np.argsort(-squares[far].min(0))[:4]  # and the exemplars farthest from them
 
 
 def test_loaded_run_is_the_trained_one(loaded, copied):
@@ -49,7 +49,7 @@ def test_every_method_takes_images_in_any_form(loaded):
 
 
 @pytest.mark.parametrize(
-    ("images", "said"),
+    ("images", "message"),
     [
         (np.zeros((2, 14, 14), np.uint8), "images of 14x14x1, but the model is for 28x28x1"),
         (np.zeros((2, 28, 28, 3), np.uint8), "images of 28x28x3"),
@@ -59,18 +59,18 @@ def test_every_method_takes_images_in_any_form(loaded):
         (np.zeros(3), "expected"),
     ],
 )
-def test_images_of_the_wrong_kind_are_refused(loaded, images, said):
+def test_images_of_the_wrong_kind_are_refused(loaded, images, message):
     calls = [
         loaded.encode, loaded.reconstruct, loaded.nearest_exemplars, loaded.with_exemplars, loaded.log_likelihood,
         lambda x: loaded.augment(KEY, x), lambda x: loaded.interpolate(x, x),
     ]  # fmt: skip
     for call in calls:
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             call(images)
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda run, x: run.sample(KEY, 0), "n=0 must be a whole number, at least 1"),
         (lambda run, x: run.sample(KEY, 2.5), "n=2.5 must be a whole number"),
@@ -82,16 +82,16 @@ def test_images_of_the_wrong_kind_are_refused(loaded, images, said):
         (lambda run, x: run.sample(KEY, 2, index=[]), "by their indices"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(loaded, call, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_numbers_are_refused(loaded, call, message):
+    with pytest.raises(UserError, match=message):
         call(loaded, loaded.dataset.test.images[:2])
 
 
-def test_data_may_have_moved(copied):
+def test_data_dir_replaces_the_stored_folder(copied):
     assert exvae.load(copied[1], data_dir="elsewhere").config.data.dir == "elsewhere"
 
 
-def test_log_likelihood_does_not_encode_the_exemplars_again_nor_print(loaded, monkeypatch, capsys):
+def test_repeated_log_likelihood_encodes_no_exemplars_and_prints_nothing(loaded, monkeypatch, capsys):
     images = loaded.dataset.test.images[:2]
     loaded.log_likelihood(images, 5)
     monkeypatch.setattr("exvae.runs.trained.encode", None)
@@ -99,7 +99,7 @@ def test_log_likelihood_does_not_encode_the_exemplars_again_nor_print(loaded, mo
     assert capsys.readouterr().out == ""
 
 
-def test_folder_whose_config_lacks_a_newer_field_is_opened_and_one_without_any_is_not(copied):
+def test_config_without_newer_fields_is_opened_and_an_empty_one_is_refused(copied):
     config, workdir = copied
     stored = json.loads((workdir / "config.json").read_text())
     for group in ("generate", "represent", "augment"):
@@ -112,16 +112,16 @@ def test_folder_whose_config_lacks_a_newer_field_is_opened_and_one_without_any_i
         exvae.load(workdir)
 
 
-def test_interpolation_between_unequal_numbers_is_refused(loaded):
+def test_interpolation_between_unequal_numbers_of_images_is_refused(loaded):
     with pytest.raises(UserError, match="not 2 and 3"):
         loaded.interpolate(loaded.dataset.test.images[:2], loaded.dataset.test.images[:3])
 
 
-def test_samples_come_from_other_exemplars_twice_as_many(loaded):
+def test_samples_come_from_the_given_exemplars(loaded):
     more = np.concatenate([loaded.exemplars.images, 255 - loaded.exemplars.images])
     labels = np.repeat([0, 1], 320)
     twice = loaded.with_exemplars(more, labels)
-    assert (len(twice.exemplars), len(loaded.exemplars)) == (640, 320)  # a new run; the old one is as it was
+    assert (len(twice.exemplars), len(loaded.exemplars)) == (640, 320)  # a new run, the old one is unchanged
     np.testing.assert_allclose(twice.means[:320], loaded.means, atol=1e-5)
     inverted = twice.sample(KEY, 50, label=1, temperature=0.0)
     possible = twice.reconstruct(more[320:])
@@ -131,8 +131,8 @@ def test_samples_come_from_other_exemplars_twice_as_many(loaded):
     assert 120 < np.sum(sources >= 320) < 280
 
 
-def test_every_exemplar_twice_is_the_same_prior(loaded):
-    """p(z|X) = 1/N sum: every exemplar twice changes nothing."""
+def test_repeated_exemplars_give_the_same_prior(loaded):
+    """p(z|X) is a mean over exemplars, so it does not change if every exemplar occurs twice."""
     images = loaded.dataset.test.images[:5]
     here = loaded.log_likelihood(images, num_samples=5)
     doubled = loaded.with_exemplars(np.repeat(loaded.exemplars.images, 2, axis=0))
@@ -140,9 +140,9 @@ def test_every_exemplar_twice_is_the_same_prior(loaded):
 
 
 def test_exemplars_far_away_cost_log_two(loaded):
-    """The mixture divides by all exemplars, those that explain nothing included."""
+    """The mixture divides by the number of all exemplars, including those far away."""
     assert loaded.config.eval.candidates > 640  # all exemplars count
-    loaded.params["prior"]["log_var"] = np.float32(-6.0)  # narrow components: far is far
+    loaded.params["prior"]["log_var"] = np.float32(-6.0)  # narrow components, which do not reach far
     others, near = far_away(loaded, 320)
     images = loaded.exemplars.images[near]
     here = loaded.log_likelihood(images, num_samples=5)
@@ -150,7 +150,7 @@ def test_exemplars_far_away_cost_log_two(loaded):
     np.testing.assert_allclose(twice.log_likelihood(images, num_samples=5), here - np.log(2), atol=2e-3)
 
 
-def test_log_likelihood_of_the_test_set_is_that_of_the_task(loaded):
+def test_log_likelihood_of_the_test_set_equals_that_of_the_task(loaded):
     results = json.loads((loaded.workdir / "results.json").read_text())["test"]
     loaded.config.eval.candidates, loaded.config.eval.audit, loaded.config.eval.tolerance = 50, 4, 1e9
     found = loaded.log_likelihood(loaded.dataset.test.images, num_samples=20)

@@ -14,7 +14,7 @@ def _encode(array: np.ndarray) -> bytes:
 
 
 def _write_set(folder, rng, *, suffix="", first_labels=()) -> dict[str, np.ndarray]:
-    """Writes the four files, of as many images as `idx.COUNTS` wants; returns what should come back."""
+    """Writes the four files, with the numbers of images in `idx.COUNTS`, and returns the arrays that they contain."""
     arrays = {}
     folder.mkdir(parents=True, exist_ok=True)
     for part, (images, labels) in idx.FILES.items():
@@ -31,11 +31,11 @@ def _write_set(folder, rng, *, suffix="", first_labels=()) -> dict[str, np.ndarr
 
 @pytest.fixture
 def encode():
-    """An array of bytes as the contents of an IDX file."""
+    """`encode(array)` returns the contents of an IDX file that holds this array of bytes."""
     return _encode
 
 
 @pytest.fixture
 def write_set():
-    """Writes a set's four files."""
+    """`write_set(folder, rng)` writes the four files of a data set."""
     return _write_set

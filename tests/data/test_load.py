@@ -1,4 +1,4 @@
-"""`exvae.data.load`: dispatch, the order of places, and what the user is told."""
+"""`exvae.data.load`: the choice of the source, the order of places, and the messages."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def config(name, **fields):
 
 @pytest.fixture(autouse=True)
 def no_places(tmp_path, monkeypatch):
-    """No machine's own copies: every place but the user's folder is empty."""
+    """Hides the copies on this machine: every place except the user's folder is empty."""
 
     def nowhere(name, folder):
         raise NotHere("not on this machine")
@@ -56,7 +56,7 @@ def test_load_names_are_those_of_the_readme():
     [("mnits", "mnist"), ("MNIST", "mnist"), ("fashon", "fashion_mnist"), ("npy:a.npy", "npz:PATH"),
      ("image:x", "images:PATH"), ("npz:", "npz:PATH"), ("glyph", "glyphs")],
 )  # fmt: skip
-def test_load_unknown_name_gives_the_nearest_and_all(name, near):
+def test_load_unknown_name_suggests_the_nearest_and_lists_all(name, near):
     with pytest.raises(UserError) as error:
         data.load(config(name))
     text = str(error.value)
@@ -65,7 +65,7 @@ def test_load_unknown_name_gives_the_nearest_and_all(name, near):
     assert text.endswith(f"allowed: {allowed}")
 
 
-def test_load_name_unlike_any_gives_no_suggestion():
+def test_load_name_without_a_similar_one_gives_no_suggestion():
     with pytest.raises(UserError, match="config.data.name=qqqq is unknown; allowed"):
         data.load(config("qqqq"))
 
@@ -93,7 +93,7 @@ def test_load_binarizes_valid_and_test_only(tmp_path, small, write_set):
     np.testing.assert_array_equal(dataset.train.images[..., 0], arrays["train"][:50])
 
 
-def test_load_config_folder_goes_before_the_environment(tmp_path, small, monkeypatch, write_set):
+def test_load_prefers_the_config_folder_to_the_environment(tmp_path, small, monkeypatch, write_set):
     first = write_set(tmp_path / "a", RNG)
     write_set(tmp_path / "b", RNG)
     monkeypatch.setenv("EXVAE_DATA_DIR", str(tmp_path / "b"))
@@ -107,8 +107,8 @@ def test_load_finds_the_debian_folder(tmp_path, small, write_set):
     np.testing.assert_array_equal(dataset.train.images[..., 0], arrays["train"][:50])
 
 
-def test_load_broken_file_in_the_users_folder_never_falls_through(tmp_path, small, write_set):
-    write_set(tmp_path / "debian", RNG)  # a sound copy further on
+def test_load_broken_file_in_the_users_folder_is_not_skipped(tmp_path, small, write_set):
+    write_set(tmp_path / "debian", RNG)  # an intact copy in a later place
     write_set(tmp_path / "mine", RNG)
     path = tmp_path / "mine" / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:5000])
@@ -154,7 +154,7 @@ def test_load_found_nowhere_lists_every_place_in_one_line(name):
     assert positions == sorted(positions)
 
 
-def test_load_found_nowhere_says_what_the_users_folder_lacks(tmp_path):
+def test_load_found_nowhere_names_what_is_missing_in_the_users_folder(tmp_path):
     (tmp_path / "omniglot").mkdir()
     with pytest.raises(UserError) as error:
         data.load(config("omniglot", dir=str(tmp_path)))
@@ -163,7 +163,7 @@ def test_load_found_nowhere_says_what_the_users_folder_lacks(tmp_path):
 
 
 @pytest.mark.parametrize("prepared", [True, False])
-def test_load_asks_tfds_for_the_users_folder_only_if_it_has_a_copy(tmp_path, monkeypatch, prepared):
+def test_load_passes_the_users_folder_to_tfds_only_if_it_has_a_copy(tmp_path, monkeypatch, prepared):
     tfds_source = pytest.importorskip("exvae.data.sources.tfds_source")
     asked = []
 
@@ -192,7 +192,7 @@ def test_load_mnist_5k_is_real_digits():
     labels = np.concatenate([s.labels for s in (dataset.train, dataset.valid, dataset.test)])
     assert np.bincount(labels).tolist() == [500] * 10
     assert set(np.unique(dataset.test.images)) == {0, 255} and len(np.unique(dataset.train.images)) == 256
-    # Labels follow the images: nearest class mean is right far more often than one time in ten.
+    # The labels belong to the images: the nearest class mean is right far more often than one time in ten.
     x, y = dataset.train.images.reshape(4000, -1) / 255.0, dataset.train.labels
     means = np.stack([x[y == digit].mean(0) for digit in range(10)])
     test = dataset.test.images.reshape(500, -1) / 255.0
@@ -200,7 +200,7 @@ def test_load_mnist_5k_is_real_digits():
     assert (guess.argmin(1) == dataset.test.labels).mean() > 0.7
 
 
-def test_load_users_npz_and_its_labels(tmp_path):
+def test_load_users_npz_keeps_its_labels(tmp_path):
     images = RNG.integers(0, 256, (40, 6, 6), dtype=np.uint8)
     np.savez(tmp_path / "own.npz", images=images, labels=images[:, 0, 0])
     dataset = data.load(config(f"npz:{tmp_path}/own.npz"))
@@ -208,7 +208,7 @@ def test_load_users_npz_and_its_labels(tmp_path):
     np.testing.assert_array_equal(dataset.train.images[:, 0, 0, 0], dataset.train.labels)
 
 
-def test_load_users_colour_images_are_binarized_channel_by_channel_unless_told_not_to(tmp_path):
+def test_load_binarizes_users_colour_images_unless_disabled(tmp_path):
     for i in range(10):
         Image.fromarray(RNG.integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
     own = config(f"images:{tmp_path}", image_size=5, colour=True)
@@ -224,7 +224,7 @@ def test_load_glyphs_too_few_is_an_error():
         data.load(config("glyphs", num_images=2))
 
 
-def test_load_glyphs_counts_and_repeats():
+def test_load_glyphs_has_the_given_size_and_is_reproducible():
     pytest.importorskip("exvae.data.sources.glyphs")
     a, b = (data.load(config("glyphs", num_images=50)) for _ in range(2))
     assert (len(a.train), len(a.valid), len(a.test)) == (40, 5, 5)

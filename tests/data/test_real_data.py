@@ -1,4 +1,4 @@
-"""The real sets, where a copy is at hand: EXVAE_DATA_DIR, or ../shared/data beside the repository."""
+"""The real data sets, if there is a copy in EXVAE_DATA_DIR or in ../shared/data next to the repository."""
 
 import os
 from pathlib import Path
@@ -47,8 +47,8 @@ def test_real_omniglot_has_every_character_in_train():
     assert set(dataset.test.labels) <= set(dataset.train.labels)
 
 
-def test_real_celeba_shows_faces():
-    """A few images only: all of them take seconds to decode."""
+def test_real_celeba_mean_is_a_face():
+    """The mean of 300 images is a face. (Decoding all images takes seconds.)"""
     if not (FOLDER / "celeba").is_dir():
         pytest.skip(f"no celeba in {FOLDER}; set EXVAE_DATA_DIR to test on real data")
     parts = celeba.read(FOLDER / "celeba", "celeba")
@@ -56,7 +56,7 @@ def test_real_celeba_shows_faces():
     part = parts["all" if "all" in parts else "train"]
     images = storage.decode({"some": data.Split(part.images[:300])}, memory_mib=1024)["some"].images
     mean = images.mean(0)
-    # The mean face: eyes darker than the cheeks below them, the same from left and right, skin redder than blue.
+    # In the mean face, eyes are darker than cheeks, both sides are alike, and skin is more red than blue.
     eyes, cheeks = mean[27:32, 16:48].mean(), mean[38:43, 18:46].mean()
     assert eyes < cheeks - 15
     assert np.abs(mean - mean[:, ::-1]).mean() < 10

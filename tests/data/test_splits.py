@@ -1,4 +1,4 @@
-"""Splits and binarization against direct computation."""
+"""Splits and binarization, compared with direct computation."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from exvae.errors import UserError
 
 
 def numbered(n, start=0):
-    """Images that carry their number, in two pixels; labels the same."""
+    """Images with their number encoded in two pixels. Labels are the same numbers."""
     number = np.arange(start, start + n)
     images = np.stack([number // 256, number % 256], 1).astype(np.uint8).reshape(n, 2, 1, 1)
     return Split(images, number.astype(np.int32))

@@ -1,4 +1,4 @@
-"""Decoded images in memory and in a mapped file: the same bytes, made once, never half of them."""
+"""Decoded images in memory and in a mapped file: the same bytes, decoded once, and no partial files."""
 
 import multiprocessing
 import os
@@ -47,7 +47,7 @@ def folder(drawn, tmp_path):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """The names of the images that were decoded."""
+    """A list that collects the names of decoded images."""
     names = []
     original = storage._decode_block
 
@@ -78,13 +78,13 @@ def mapped_file(array):
 
 
 @pytest.mark.parametrize("memory_mib", [1024, 0])
-def test_split_of_files_is_that_of_an_array(folder, cache, memory_mib):
+def test_split_of_files_equals_split_of_arrays(folder, cache, memory_mib):
     everything = storage.decode(images.find(folder, image_size=2, colour=False), memory_mib=1024)
     for seed in (0, 3):
         assert_same(load(folder, memory_mib, split_seed=seed), splits.assign(everything, seed=seed))
 
 
-def test_split_of_folders_train_and_test_is_that_of_arrays(tmp_path, cache):
+def test_split_of_folders_train_and_test_equals_split_of_arrays(tmp_path, cache):
     for i in range(60):
         path = tmp_path / "own" / ("train" if i < 50 else "test") / "xyz"[i % 3] / f"{i:03d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def test_second_load_decodes_nothing(folder, cache, decoded):
     assert len(decoded) == COUNT
     assert_same(load(folder, 0), first)
     assert len(decoded) == COUNT
-    load(folder, 0, split_seed=1)  # another order is another file
+    load(folder, 0, split_seed=1)  # another order needs another file
     load(folder, 0, image_size=3)
     assert len(decoded) == 3 * COUNT and len(list(cache.rglob("*.npy"))) == 3
 
@@ -150,7 +150,7 @@ def test_damaged_file_is_written_again(folder, cache, decoded, damage):
     assert len(decoded) == 3 * COUNT
 
 
-def test_full_disk_is_one_line_and_leaves_nothing(folder, cache):
+def test_full_disk_is_a_one_line_error_and_leaves_no_files(folder, cache):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))
     try:
@@ -163,14 +163,14 @@ def test_full_disk_is_one_line_and_leaves_nothing(folder, cache):
     assert not [path for path in cache.rglob("*") if path.suffix in (".npy", ".tmp")]
 
 
-def test_unwritable_cache_is_one_line(folder, tmp_path, monkeypatch):
+def test_unwritable_cache_is_a_user_error(folder, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXVAE_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); free space, or set EXVAE_CACHE_DIR"):
         load(folder, 0)
 
 
-def test_interrupted_write_does_not_count(folder, cache, decoded, monkeypatch):
+def test_interrupted_write_leaves_no_file_and_is_repeated(folder, cache, decoded, monkeypatch):
     def interrupt(source, index):
         yield np.zeros((3, 2, 2, 1), np.uint8)
         raise KeyboardInterrupt
@@ -194,7 +194,7 @@ def _load_and_count(folder, barrier, queue):
     queue.put((total, sum(calls)))
 
 
-def test_processes_at_once_decode_once(folder, cache):
+def test_simultaneous_processes_decode_once(folder, cache):
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(2), context.Queue()
     processes = [context.Process(target=_load_and_count, args=(folder, barrier, queue)) for _ in range(2)]
@@ -207,7 +207,7 @@ def test_processes_at_once_decode_once(folder, cache):
     assert sorted(results) == [(total, 0), (total, COUNT)]
 
 
-def test_long_work_says_how_far_it_is(folder, cache, monkeypatch, capsys):
+def test_long_decoding_prints_progress(folder, cache, monkeypatch, capsys):
     monkeypatch.setattr(storage, "_PROGRESS_SECONDS", -1.0)
     load(folder, 1024)
     lines = capsys.readouterr().out.splitlines()
@@ -216,7 +216,7 @@ def test_long_work_says_how_far_it_is(folder, cache, monkeypatch, capsys):
     )
 
 
-def test_join_of_neighbours_copies_nothing(folder, cache):
+def test_join_of_adjacent_splits_copies_nothing(folder, cache):
     for dataset in (load(folder, 0), load(folder, 1024)):
         joined = data.join(dataset.train, dataset.valid)
         expected = np.concatenate([dataset.train.images, dataset.valid.images])

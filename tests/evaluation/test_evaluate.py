@@ -1,4 +1,4 @@
-"""Averages over held-out images against loops by hand."""
+"""Averages over held-out images, compared with explicit loops."""
 
 import jax
 import jax.numpy as jnp
@@ -64,13 +64,13 @@ def test_mean_elbo_equals_a_loop_over_images(setup):
     assert got["elbo"] == pytest.approx(np.mean(reconstruction) - np.mean(kl), rel=1e-5)
 
 
-def test_mean_elbo_does_not_see_the_padding(setup):
+def test_mean_elbo_ignores_the_padding(setup):
     _, params, evaluator, rng = setup
     evaluator = evaluator._replace(batch=4)
     images, means = binary(rng, 6), rng.normal(size=(7, DIM)).astype(np.float32)
     key = jax.random.key(4)
     got = elbo.mean_elbo(key, evaluator, params, images, evaluator.components(params, means, 7))
-    filled = np.concatenate([images, binary(rng, 2)])  # other images where the padding is
+    filled = np.concatenate([images, binary(rng, 2)])  # other images in place of the padding
     mixture = evaluator.components(params, means, 7)
     parts = [
         np.asarray(
@@ -85,13 +85,13 @@ def test_mean_elbo_compiles_once_for_all_batches(setup):
     _, params, evaluator, rng = setup
     evaluator, means = evaluator._replace(batch=5), rng.normal(size=(7, DIM)).astype(np.float32)
     with compilations() as compiled:
-        for count in (12, 15):  # the last batch of three is filled up, or full
+        for count in (12, 15):  # the last of three batches is padded, then full
             parts = evaluator.components(params, means, 7)
             elbo.mean_elbo(jax.random.key(0), evaluator, params, binary(rng, count), parts)
     assert compiled["elbo_batch"] == 1
 
 
-def test_mean_elbo_does_not_see_rows_beyond_the_exemplars(setup):
+def test_mean_elbo_ignores_rows_beyond_the_exemplars(setup):
     _, params, evaluator, rng = setup
     images, means = binary(rng, 6), rng.normal(size=(7, DIM)).astype(np.float32)
     longer = np.concatenate([means, np.zeros((2, DIM), np.float32)])
@@ -118,7 +118,7 @@ def test_active_units_counts_latents_whose_mean_varies():
     rng = np.random.default_rng(1)
     wave = np.tile([-1.0, 1.0], 50)  # variance 1
     scales = np.sqrt([0.0, 0.0099, 0.0101, 1.0, 25.0])
-    means = (wave[:, None] * scales + rng.normal(size=5) * 100).astype(np.float32)  # a large mean is no activity
+    means = (wave[:, None] * scales + rng.normal(size=5) * 100).astype(np.float32)  # a large mean is not activity
     assert elbo.active_units(means) == 3
     assert elbo.active_units(jnp.asarray(means[:, :2])) == 0
     noise = rng.normal(size=(200, 40)) * rng.uniform(0, 0.3, 40)
@@ -135,7 +135,7 @@ def test_subset_is_random_and_a_larger_one_contains_it():
     assert len(evaluate.subset(0, 20, 50)) == 20
 
 
-def test_standard_error_of_the_mean(rng):
+def test_standard_error_equals_scipy(rng):
     values = rng.normal(size=50)
     assert evaluate.standard_error(values) == pytest.approx(stats.sem(values))
     assert evaluate.standard_error(values[:1]) is None

@@ -32,7 +32,7 @@ def results_of(workdir) -> dict:
 
 
 def record_files(workdir) -> dict[str, list[dict]]:
-    """Without the one figure that depends on the clock."""
+    """The records of each file, without `seconds`, which depends on the clock."""
     found = {}
     for path in (workdir / "evaluations").glob("*.jsonl"):
         found[path.name] = [json.loads(line) for line in path.read_text().splitlines()[1:]]
@@ -41,7 +41,7 @@ def record_files(workdir) -> dict[str, list[dict]]:
     return found
 
 
-def test_training_ends_with_all_figures(trained):
+def test_training_ends_with_a_complete_evaluation(trained):
     _, workdir = trained
     test = results_of(workdir)
     assert {"elbo", "reconstruction", "kl", "log_likelihood", "iwae_samples", "exemplars", "active_units"} <= set(test)
@@ -58,16 +58,16 @@ def test_training_ends_with_all_figures(trained):
     assert (workdir / "figures" / "samples.png").stat().st_size > 1000
 
 
-def test_evaluating_again_does_nothing_and_says_the_same(copied, monkeypatch):
+def test_repeated_evaluation_scores_nothing_and_has_the_same_results(copied, monkeypatch):
     config, workdir = copied
     before = results_of(workdir)
-    monkeypatch.setattr(evaluate, "make_scorer", None)  # nothing is left to score
+    monkeypatch.setattr(evaluate, "make_scorer", None)  # scoring would fail
     evaluate.main(open_run(config, workdir))
     assert results_of(workdir) == before
 
 
-def test_pruned_doubles_until_the_audit_is_content_and_then_equals_exact(copied):
-    """With no tolerance every image ends with all 320 exemplars: 50, 100, 200, 320."""
+def test_pruned_doubles_candidates_until_the_tolerance_is_met_and_then_equals_exact(copied):
+    """With zero tolerance, the candidates of every image grow to all exemplars: 50, 100, 200, 320."""
     config, workdir = copied
     config.eval.tolerance, config.eval.num_images = 0.0, 6
     evaluate.main(open_run(config, workdir))
@@ -80,7 +80,7 @@ def test_pruned_doubles_until_the_audit_is_content_and_then_equals_exact(copied)
     for rounds in by_image.values():
         counts = [record["candidates"] for record in rounds]
         assert counts == [50, 100, 200, 320][: len(counts)]
-        assert counts[-1] == 320 or rounds[-1]["excess"] == 0  # underflow: nothing is missing
+        assert counts[-1] == 320 or rounds[-1]["excess"] == 0  # the missing terms underflow to zero
         values = [record["log_likelihood"] for record in rounds]
         assert np.all(np.diff(values) >= -1e-4)
     assert (pruned["loss"], pruned["images_doubled"]) == (0.0, 6)
@@ -93,7 +93,7 @@ def test_pruned_doubles_until_the_audit_is_content_and_then_equals_exact(copied)
 
 
 def values_by_image(workdir, samples: int) -> dict[str, dict[int, float]]:
-    """Log-likelihoods of the evaluations with so many samples, by method."""
+    """Log-likelihoods of the evaluations with this number of samples: {method: {image: value}}."""
     found = {}
     for path in (workdir / "evaluations").glob("*.jsonl"):
         settings, *records = (json.loads(line) for line in path.read_text().splitlines())
@@ -103,7 +103,7 @@ def values_by_image(workdir, samples: int) -> dict[str, dict[int, float]]:
 
 
 def test_interval_of_the_audit_covers_what_pruning_lost(copied):
-    """200 of 320 exemplars and no doubling lose enough to be seen and little enough for the normal interval."""
+    """With 200 of 320 exemplars and no doubling, the loss is measurable, yet small enough for the normal interval."""
     config, workdir = copied
     config.eval.candidates, config.eval.audit, config.eval.iwae_samples = 200, 16, 60
     evaluate.main(open_run(config, workdir))
@@ -119,7 +119,7 @@ def test_interval_of_the_audit_covers_what_pruning_lost(copied):
     assert pruned["images_doubled"] == 0
 
 
-def test_interrupted_evaluation_goes_on_and_scores_no_image_twice(copied, monkeypatch):
+def test_interrupted_evaluation_resumes_and_scores_no_image_twice(copied, monkeypatch):
     config, workdir = copied
     config.eval.iwae_samples = 30
     evaluate.main(open_run(config, workdir))
@@ -136,7 +136,7 @@ def test_interrupted_evaluation_goes_on_and_scores_no_image_twice(copied, monkey
     monkeypatch.setattr(Records, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         evaluate.main(open_run(config, workdir))
-    assert results_of(workdir) == straight  # the figures that were there are not lost
+    assert results_of(workdir) == straight  # the earlier results are kept
     evaluate.main(open_run(config, workdir))
     assert results_of(workdir) == straight
     assert len(done) == sum(len(records) for records in record_files(workdir).values())
@@ -148,7 +148,7 @@ def test_interrupted_evaluation_goes_on_and_scores_no_image_twice(copied, monkey
 
 
 @pytest.mark.faults
-def test_killed_process_goes_on_with_the_same_number(copied):
+def test_killed_evaluation_resumes_with_the_same_results(copied):
     config, workdir = copied
     fields = {**TINY_FIELDS, "eval.iwae_samples": 1000}
     command = [sys.executable, "launch.py", "--config=experiments/quickstart.py", "--task=evaluate"]
@@ -174,8 +174,8 @@ def test_killed_process_goes_on_with_the_same_number(copied):
     assert results_of(workdir) == results_of(other)
 
 
-def test_several_devices_give_the_same_figures(copied):
-    """Three devices and 40 images: the last round is not full."""
+def test_several_devices_give_the_same_values(copied):
+    """With three devices and 40 images, the last round is not full."""
     _, workdir = copied
     before, records = results_of(workdir), record_files(workdir)
     shutil.rmtree(workdir / "evaluations")
@@ -190,7 +190,7 @@ def test_several_devices_give_the_same_figures(copied):
     assert results_of(workdir)["elbo"] == pytest.approx(before["elbo"], rel=1e-6)
 
 
-def test_figures_of_other_parameters_images_or_options_are_not_mixed_up(trained):
+def test_records_of_other_parameters_images_or_options_are_separate(trained):
     config, workdir = trained
     run = open_run(config, workdir)
 
@@ -212,11 +212,11 @@ def test_figures_of_other_parameters_images_or_options_are_not_mixed_up(trained)
     ]
     here = evaluate.settings_of(run)
     assert all(other != here for other in others)
-    assert changed(**{"eval.num_images": 5}) == here  # a part of the same figures
+    assert changed(**{"eval.num_images": 5}) == here  # a subset of the same records
     assert evaluate.settings_of(open_run(config, workdir)) == here
 
 
-def test_every_kind_of_evaluation_keeps_its_summary_and_scores_once(copied, monkeypatch):
+def test_each_kind_of_evaluation_has_its_own_summary_and_scores_once(copied, monkeypatch):
     config, workdir = copied
     first = results_of(workdir)
     config.eval.method, config.eval.num_images = "exact", 3
@@ -225,7 +225,7 @@ def test_every_kind_of_evaluation_keeps_its_summary_and_scores_once(copied, monk
     assert sorted(summary["eval"]["method"] for summary in summaries) == ["exact", "pruned"]
     assert first in [summary["test"] for summary in summaries]
     monkeypatch.setattr(evaluate, "make_scorer", None)
-    config.eval.tolerance, config.eval.candidates, config.eval.audit = 0.5, 9, 2  # they do not matter to this one
+    config.eval.tolerance, config.eval.candidates, config.eval.audit = 0.5, 9, 2  # the exact method does not use them
     evaluate.main(open_run(config, workdir))
 
 
@@ -241,7 +241,7 @@ def test_other_training_images_are_refused(copied):
         loop.train(config, workdir)
 
 
-def test_more_images_go_on_from_fewer(copied):
+def test_evaluation_of_more_images_reuses_earlier_scores(copied):
     config, workdir = copied
     config.eval.iwae_samples = 25
     for number, scored in ((3, 3), (7, 7), (5, 7)):
@@ -252,7 +252,7 @@ def test_more_images_go_on_from_fewer(copied):
         assert sorted(counts) == [scored, 40]
 
 
-def test_exemplars_can_be_others_than_the_training_set(copied, rng):
+def test_evaluation_accepts_exemplars_other_than_the_training_set(copied, rng):
     config, workdir = copied
     config.eval.num_images = 5
     dataset = data.load(config.data)
@@ -292,7 +292,7 @@ def test_folder_without_a_checkpoint_is_refused(copied, tmp_path):
             evaluate.main(open_run(config, workdir))
 
 
-def test_run_of_another_model_is_refused_and_how_it_was_trained_is_not_asked(copied):
+def test_run_of_another_model_is_refused_but_training_options_may_differ(copied):
     config, workdir = copied
     config.train.batch_size, config.optim.learning_rate, config.prior.num_exemplars = 7, 0.3, 11
     config.eval.num_images = 2
@@ -305,14 +305,14 @@ def test_run_of_another_model_is_refused_and_how_it_was_trained_is_not_asked(cop
         with pytest.raises(UserError, match=f"{field}: '{value}' here, '.*' in the run"):
             evaluate.main(open_run(other, workdir))
     config.model.architecture = "hvae"
-    # The same with a config.json that claims so: the checkpoint itself does not fit.
+    # If config.json names the other model as well, the checkpoint itself does not fit.
     stored["model"]["architecture"] = "hvae"
     (workdir / "config.json").write_text(json.dumps(stored))
     with pytest.raises(UserError, match="no readable checkpoint"):
         evaluate.main(open_run(config, workdir))
 
 
-def test_damaged_checkpoint_falls_back_to_the_one_before(copied, capsys):
+def test_damaged_checkpoint_is_replaced_by_the_one_before(copied, capsys):
     config, workdir = copied
     best = workdir / "checkpoints" / "best"
     shutil.copytree(best / "8", best / "16")

@@ -1,4 +1,4 @@
-"""Log-likelihoods against quadrature and brute force; pruning as a bound; the audit as an unbiased estimate."""
+"""Log-likelihoods equal quadrature and brute force, pruning gives a lower bound, and the audit is unbiased."""
 
 import functools
 
@@ -28,7 +28,7 @@ def make_config(architecture="vae", prior="exemplar", dim=2, samples=200):
 
 
 def make_params(config, model, rng, log_var=-0.5) -> dict:
-    """Random weights; posteriors are near the origin and wide, so that importance sampling works with few samples."""
+    """Random weights. Posteriors are wide and near the origin, so that importance sampling needs few samples."""
     shapes = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
     network = jax.tree.map(lambda s: rng.normal(scale=0.5, size=s.shape).astype(np.float32), shapes)
     for name in set(network) & {"q_z", "q_z1", "q_z2"}:
@@ -40,7 +40,7 @@ def make_params(config, model, rng, log_var=-0.5) -> dict:
     return {"model": network, "prior": prior}
 
 
-# One program for each shape, instead of one for each operation.
+# Compiled once for each shape, instead of once for each operation.
 @functools.partial(jax.jit, static_argnums=0, static_argnames="method")
 def apply(model, params, *args, method):
     return models.apply(model, params, *args, method=method)
@@ -48,7 +48,7 @@ def apply(model, params, *args, method):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def draw_samples(model, num_samples, params, key, seen):
-    """Without a prior."""
+    """`likelihood.draw_samples` with log p(z) = 0."""
     config = make_config(samples=num_samples)
     return likelihood.draw_samples(key, config, model, params, seen, log_prob=lambda z: jnp.zeros(len(z)))
 
@@ -86,7 +86,7 @@ class Case:
 
 
 def log_prior(case: Case, z: np.ndarray) -> np.ndarray:
-    """log p(z) of rows of z in float64."""
+    """log p(z) of each row of z, in float64."""
     name = case.config.prior.name
     if name == "gaussian":
         return stats.norm.logpdf(z).sum(-1)
@@ -101,7 +101,7 @@ def log_prior(case: Case, z: np.ndarray) -> np.ndarray:
 
 
 def quadrature(case: Case) -> np.ndarray:
-    """log of the integral of p(x, all latents) over a grid, for every image."""
+    """log p(x) of every image: the integral of p(x, all latents) over a grid."""
     axis = np.linspace(-12, 12, 241)
     step = axis[1] - axis[0]
     grid = np.stack([a.ravel() for a in np.meshgrid(axis, axis)], -1).astype(np.float32)
@@ -161,7 +161,7 @@ def test_iwae_grows_with_samples_towards_log_px():
 
 
 def brute_force(case: Case, key, image: int) -> float:
-    """The same samples, everything else in float64 and with scipy."""
+    """The log-likelihood from the same samples, with the rest computed by SciPy in float64."""
     key_samples = jax.random.split(jax.random.fold_in(key, image))[0]
     samples = draw_samples(case.model, case.config.eval.iwae_samples, case.params, key_samples, case.seen(image))
     z, rest = np.asarray(samples.z, np.float64), np.asarray(samples.log_w, np.float64)
@@ -202,7 +202,8 @@ def test_exact_equals_scipy_and_pruned_is_never_above(name):
         few, more = (case.score(key, image, candidates) for candidates in (1, 16))
         assert few.log_likelihood <= more.log_likelihood + rounding
         assert more.log_likelihood <= exact.log_likelihood + rounding
-        assert few.excess > 0 or name in ("one exemplar", "far away")  # the latter's second is 300 nats behind
+        # In the case "far away", the second exemplar is 300 nats below the first.
+        assert few.excess > 0 or name in ("one exemplar", "far away")
 
 
 def test_all_exemplars_as_candidates_are_exact():
@@ -211,8 +212,8 @@ def test_all_exemplars_as_candidates_are_exact():
     assert exact == pruned
 
 
-def test_number_of_samples_need_not_fill_blocks(monkeypatch):
-    """130 samples in blocks of 50: three of 44, of which two samples too many are dropped."""
+def test_surplus_samples_of_the_last_block_are_dropped(monkeypatch):
+    """130 samples in blocks of at most 50 become three blocks of 44, and two surplus samples are dropped."""
     case = hard_case()
     monkeypatch.setattr(type(case.model), "block_rows", 50)
     draw_samples.clear_cache()
@@ -224,14 +225,14 @@ def test_number_of_samples_need_not_fill_blocks(monkeypatch):
     draw_samples.clear_cache()
 
 
-def test_nearest_are_the_candidates(rng):
+def test_nearest_equals_a_sort_of_distances(rng):
     means, origin = rng.normal(size=(50, 3)).astype(np.float32), rng.normal(size=3).astype(np.float32)
     want = np.argsort(np.sum((means - origin) ** 2, axis=-1))[:9]
     assert set(np.asarray(likelihood.nearest(origin, means, 9)).tolist()) == set(want.tolist())
 
 
-def test_audit_is_unbiased_where_pruning_loses_a_lot():
-    """6,000 audits of the same samples; 5 of 301 exemplars count, sigma is large: most of the sum is left out."""
+def test_audit_is_unbiased_when_pruning_loses_a_lot():
+    """Only 5 of 301 exemplars are candidates and sigma is large, so most of the sum is left out. 6,000 audits."""
     case = hard_case(log_var=1.0)
     origin = case.seen().q.mean[0]
     chosen = likelihood.nearest(origin, case.means, 5)
@@ -254,7 +255,7 @@ def test_audit_is_unbiased_where_pruning_loses_a_lot():
 
 
 def test_reported_loss_is_unbiased_although_candidates_are_doubled():
-    """Of 400 evaluations half double: reported is what the final candidates lose; what decided is too low."""
+    """Half of 400 evaluations double. The reported loss fits the final candidates, but the deciding loss is too low."""
     case = hard_case(log_var=-0.5)
     keys = jax.random.split(jax.random.key(3), 400)
 

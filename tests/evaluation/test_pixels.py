@@ -1,4 +1,4 @@
-"""Parzen windows on pixels: against scipy, as densities that sum to one, and the choice of their bandwidth."""
+"""Parzen windows on pixels: they equal SciPy, they sum to one, and the choice of their bandwidth."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ from exvae.evaluation import pixels
 
 
 def brute_force(name, x, exemplars, bandwidth):
-    """log 1/N sum_n k(x, x_n) pixel by pixel."""
+    """log 1/N sum_n k(x, x_n), where k is a product over pixels."""
     x, exemplars = x.reshape(len(x), 1, -1) / 255.0, exemplars.reshape(len(exemplars), -1) / 255.0
     if name == "gaussian":
         terms = stats.norm.logpdf(x, exemplars, bandwidth).sum(-1)
@@ -32,7 +32,7 @@ def draw(rng, name, n, shape=(4, 5, 1)):
 @pytest.mark.parametrize("name", pixels.KERNELS)
 @pytest.mark.parametrize("count", [1, 37, 100])
 def test_window_equals_scipy(monkeypatch, rng, name, count):
-    """Batches and blocks that do not fit evenly, and a query that is itself an exemplar."""
+    """Also with batches and blocks that are not full, and for an image that is an exemplar."""
     monkeypatch.setattr(pixels, "BATCH", 3)
     monkeypatch.setattr(pixels, "BLOCK", 32)
     exemplars, images = draw(rng, name, count), draw(rng, name, 7)
@@ -78,12 +78,12 @@ def test_experiment_writes_its_folder(tmp_path, name):
     assert (test["num_images"], test["exemplars"]) == (20, 240)
     assert test["log_likelihood_error"] > 0
     assert ("bits_per_dim" in test) == (name == "bernoulli")
-    if name == "bernoulli":  # better than a fair coin for each pixel, worse than certainty
+    if name == "bernoulli":  # a fair coin for each pixel has 1 bit per dimension
         assert 0 < test["bits_per_dim"] < 1
 
 
-def test_bandwidth_is_chosen_on_validation_around_training_images_only(tmp_path):
-    """With validation images among the exemplars it would fall to nothing."""
+def test_bandwidth_is_chosen_with_validation_images_and_training_exemplars(tmp_path):
+    """With validation images among the exemplars, the best bandwidth would be close to zero."""
     config = get_config()
     config.data.name, config.data.num_images = "glyphs", 300
     config.model.architecture, config.model.likelihood = "parzen", "gaussian"

@@ -1,4 +1,4 @@
-"""The dense architectures against the supplement, REFERENCE.md and a forward pass written in numpy (float64)."""
+"""The dense architectures have the sizes of the paper's supplement and equal a forward pass in NumPy (float64)."""
 
 import collections
 import functools
@@ -14,7 +14,7 @@ from exvae import models
 from exvae.config import get_config
 from exvae.models.layers import GatedDense
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 
 def build(architecture, image_shape=(28, 28, 1), **fields):
@@ -25,7 +25,7 @@ def build(architecture, image_shape=(28, 28, 1), **fields):
 
 
 def random_params(model, seed=0):
-    """Parameters of the right shapes, of the size of fresh ones, without compiling an initialisation."""
+    """Parameters with the scale of initialised ones, without compiling the initialisation."""
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(lambda key: models.init(key, model)[0], jax.random.key(0))
     draw = lambda s: (rng.normal(size=s.shape) * math.sqrt(2 / s.shape[0])).astype(np.float32)  # noqa: E731
@@ -33,7 +33,7 @@ def random_params(model, seed=0):
 
 
 def layer_sizes(architecture, pixels, dim, lower, hidden):
-    """(inputs, outputs, copies) of every matrix: gated layers and normal heads are two."""
+    """(inputs, outputs, copies) of every matrix. Gated layers and normal heads have two copies."""
     if architecture == "vae":
         return [
             (pixels, hidden, 2), (hidden, hidden, 2), (hidden, dim, 2),  # q(z|x)
@@ -67,7 +67,7 @@ def test_parameters_are_those_of_the_paper(architecture, image_shape, dim, lower
     assert collections.Counter(leaf.shape for leaf in jax.tree.leaves(params)) == want
 
 
-def test_number_of_parameters_at_the_papers_sizes():
+def test_number_of_parameters_equals_the_formula():
     counts = {}
     for name in ("vae", "hvae"):
         shapes = jax.eval_shape(lambda key, name=name: models.init(key, build(name))[0], jax.random.key(0))
@@ -80,7 +80,7 @@ def test_number_of_parameters_at_the_papers_sizes():
 
 
 def test_init_has_the_reference_distribution():
-    model = build("vae")  # hvae is made of the same layers
+    model = build("vae")  # hvae consists of the same layers
     params = jax.jit(lambda key: models.init(key, model)[0], compiler_options=QUICKLY)(jax.random.key(0))
     values = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -100,10 +100,10 @@ def test_init_has_the_reference_distribution():
         assert bias.shape == leaf.shape[1:]
         assert np.abs(bias).max() <= bound
         assert stats.kstest(bias / bound, "uniform", (-1, 2)).pvalue > 1e-4
-    assert len(np.unique(np.stack(values), axis=0)) == len(values)  # every tensor has its own draw
+    assert len(np.unique(np.stack(values), axis=0)) == len(values)  # every tensor has its own random numbers
 
 
-# A forward pass of our own.
+# A forward pass in NumPy.
 
 
 def dense(p, h):
@@ -137,10 +137,10 @@ SHAPE, DIM, LOWER = (4, 3, 2), 3, 5
 
 @pytest.fixture(scope="module", params=["vae", "hvae"])
 def small(request):
-    """A model with every public output for one batch."""
+    """A small model and all its public outputs for one batch."""
     model = build(request.param, SHAPE, latent_dim=DIM, lower_latent_dim=LOWER, hidden_dim=7)
     params = random_params(model)
-    # So wide that log-variances are clipped at both ends, and inside the range for others.
+    # With large weights, some log-variances are clipped at either end, and some lie inside the range.
     wide = jax.tree_util.tree_map_with_path(lambda path, a: a * 20.0 if path[-2].key == "log_var" else a, params)
     x = np.random.default_rng(0).integers(0, 2, (64, *SHAPE)).astype(np.float32)
 
@@ -222,8 +222,8 @@ def test_decode_gives_probabilities_in_the_shape_of_images(small):
     assert out["decode"].std() > 0.05
 
 
-def test_inputs_side_by_side_are_one_of_their_widths_together():
-    """With one row of the first for three of the second; values and gradients, against the joined matrix."""
+def test_gated_dense_of_two_inputs_equals_joined_inputs():
+    """Values and gradients are equal. Each row of the first input belongs to three rows of the second."""
     rng = np.random.default_rng(0)
     few, many = rng.normal(size=(4, 5)).astype(np.float32), rng.normal(size=(12, 2)).astype(np.float32)
     layer = GatedDense(6)

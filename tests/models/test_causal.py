@@ -1,4 +1,4 @@
-"""What a pixel can see: by changing every pixel in turn, and by deriving logits with respect to z."""
+"""Outputs depend only on earlier pixels. Derivatives show this, and changes of one pixel at a time."""
 
 import functools
 
@@ -10,7 +10,7 @@ import pytest
 from exvae.models import causal
 from exvae.models.pixelsnail import Decoder
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 H, W, F = 4, 5, 6
 
 
@@ -20,14 +20,14 @@ def initialised(module, x, *windows):
 
 
 def drawn(module, method):
-    """Parameters of the size of fresh ones, without compiling an initialisation."""
+    """Parameters with the scale of initialised ones, without compiling the initialisation."""
     rng = np.random.default_rng(5)
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, H, W, 2)), method=method))
     return jax.tree.map(lambda s: rng.uniform(-0.5, 0.5, s.shape).astype(np.float32), shapes)
 
 
 def dependence(f, shape):
-    """(L, L): whether output pixel i changes when pixel j of the input does, at any of three inputs."""
+    """(L, L): whether output pixel i depends on input pixel j, for any of three inputs."""
     rng = np.random.default_rng(0)
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
@@ -36,7 +36,7 @@ def dependence(f, shape):
         (grads,) = jax.vmap(pull)(jnp.eye(out.size).reshape(-1, *out.shape))  # (output, 1, H, W, C)
         return jnp.abs(grads).reshape(H * W, -1, H * W, x.shape[-1]).sum((1, 3))
 
-    # A derivative may vanish by chance, but not at three places.
+    # A derivative may vanish by chance for one input, but not for three.
     return sum(np.asarray(jacobian(rng.normal(size=shape).astype(np.float32))) for _ in range(3)) > 0
 
 
@@ -53,7 +53,7 @@ def residual():
 
 
 def attention():
-    """x is key and value; a query of its own place may well see x there."""
+    """x gives keys and values. Queries are constant, because a query may depend on the pixel at its own place."""
     mix = np.random.default_rng(3).normal(size=(2, 2 * 3)).astype(np.float32)
     query = np.random.default_rng(4).normal(size=(1, H * W, 2, 3)).astype(np.float32)
 
@@ -85,19 +85,19 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_pixels_see_only_those_before_them(name):
+def test_pixels_depend_only_on_earlier_pixels(name):
     make, kind = LAYERS[name]
     seen = dependence(make(), (1, H, W, 2))
     before = np.tril(np.ones((H * W, H * W), bool), -1 if kind == "strictly" else 0)
     assert not seen[~before].any()
     if name in ("attention", "decoder"):
-        np.testing.assert_array_equal(seen, before)  # and all of those
-    else:  # every pixel but the last matters to a later one; a window reaches no further than one row and one column
+        np.testing.assert_array_equal(seen, before)  # and depend on all of them
+    else:  # a window reaches only one row and one column, but every pixel except the last affects a later one
         assert all(seen[j + 1 :, j].any() for j in range(H * W - 1))
 
 
-def test_changing_a_pixel_changes_a_later_logit_and_none_before():
-    """The same by finite steps, on the whole decoder: pixel by pixel."""
+def test_changed_pixel_changes_only_later_logits():
+    """The full decoder, with a finite change of one pixel at a time."""
     logits = jax.jit(decoder(), compiler_options=QUICKLY)
     x = np.random.default_rng(2).integers(0, 2, (1, H, W, 2)).astype(np.float32)
     base = np.asarray(logits(x)).reshape(H * W, -1)
@@ -109,7 +109,7 @@ def test_changing_a_pixel_changes_a_later_logit_and_none_before():
         assert j == H * W - 1 or np.abs(now[j + 1 :] - base[j + 1 :]).max() > 1e-6
 
 
-def test_attention_equals_a_softmax_over_the_pixels_before(monkeypatch):
+def test_attention_equals_a_softmax_over_earlier_pixels(monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v, pull = (rng.normal(size=(3, 10, 2, 4)).astype(np.float32) for _ in range(4))
     want = np.zeros((3, 10, 2, 4))
@@ -124,7 +124,7 @@ def test_attention_equals_a_softmax_over_the_pixels_before(monkeypatch):
 
     whole = jax.jit(run, compiler_options=QUICKLY)()
     np.testing.assert_allclose(whole[0], want, atol=1e-5)
-    # In chunks that do not divide the length, an image at a time: the same, forward and backward.
+    # Chunks that do not divide the length, with one image at a time, give the same values and gradients.
     monkeypatch.setattr(causal, "SMALLEST_CHUNK", 4)
     monkeypatch.setattr(causal, "SCORE_BYTES", 0)
     chunked = jax.jit(lambda: run(), compiler_options=QUICKLY)()
@@ -137,7 +137,7 @@ def test_attention_keeps_no_scores_for_the_backward_pass():
     shape = jax.ShapeDtypeStruct((2, 784, 8, 4), jnp.float32)
     _, back = jax.eval_shape(lambda q, k, v: jax.vjp(causal.causal_attention, q, k, v), shape, shape, shape)
     kept = sum(leaf.size for leaf in jax.tree.leaves(back))
-    assert kept < 10 * 784 * 32  # of two images: query, key and value, and little else
+    assert kept < 10 * 784 * 32  # query, key and value of two images, and little else
 
 
 def test_weight_norm_starts_at_the_drawn_kernel_and_scales_with_its_gain():
@@ -156,11 +156,11 @@ def test_weight_norm_starts_at_the_drawn_kernel_and_scales_with_its_gain():
     np.testing.assert_allclose(module.apply({"params": params}, x), brute_force(kernel), atol=1e-5)
     gain = np.arange(1.0, 6.0).astype(np.float32)
     kernel *= gain / np.sqrt((kernel**2).sum((0, 1, 2)))
-    params = {**params, "gain": gain, "direction": 7.0 * params["direction"]}  # the length of v does not matter
+    params = {**params, "gain": gain, "direction": 7.0 * params["direction"]}  # its norm does not matter
     np.testing.assert_allclose(module.apply({"params": params}, x), brute_force(kernel), atol=1e-4)
 
 
-def test_dropout_is_there_in_training_only():
+def test_dropout_is_active_only_in_training():
     module = causal.GatedResidual(4, 0.5)
     x = np.random.default_rng(0).normal(size=(1, 3, 3, 4)).astype(np.float32)
     variables = initialised(module, x, causal.all_windows)

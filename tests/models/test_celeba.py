@@ -1,4 +1,4 @@
-"""The CelebA architecture: its layers against the supplement, batch norm in training and after it."""
+"""The CelebA architecture: it has the layers of the supplement; batch norm in training and in evaluation."""
 
 import functools
 
@@ -12,7 +12,7 @@ from exvae import encoding, models
 from exvae.config import get_config
 from exvae.distributions import log_discretized_logistic, to_unit
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 
 def build(image_shape, **fields):
@@ -35,12 +35,13 @@ def test_parameters_are_those_of_the_paper():
     assert sorted(kernels) == sorted(want)
     assert params["family"]["log_scale"].shape == (3,)
     features = [leaf.shape for leaf in jax.tree.leaves(statistics)]
-    assert sorted(features) == sorted([(f,) for f in (64, 128, 256, 512) for _ in range(4)])  # mean and variance, twice
+    # Mean and variance, in encoder and decoder.
+    assert sorted(features) == sorted([(f,) for f in (64, 128, 256, 512) for _ in range(4)])
 
 
 @pytest.fixture(scope="module")
 def case():
-    """A small model for images whose size 16 does not divide, with statistics as training would leave them."""
+    """A small model for images whose size is no multiple of 16, with random running statistics."""
     model = build((20, 36, 3))
     rng = np.random.default_rng(0)
     params, statistics = shapes_of(model)
@@ -100,7 +101,7 @@ def test_training_uses_the_batch_and_updates_running_statistics(case):
     now = new["batch_stats"]["encoder"]["layers_0"]["BatchNorm_0"]
     for name, value in (("mean", first.mean((0, 1, 2))), ("var", first.var((0, 1, 2)))):
         np.testing.assert_allclose(now[name], 0.9 * old[name] + 0.1 * value, rtol=1e-3, atol=1e-4)
-    # What the batch is normalised by is its own, whatever was remembered.
+    # Training normalises by the statistics of the batch and ignores the running statistics.
     forgotten = {**params, "batch_stats": jax.tree.map(np.ones_like, params["batch_stats"])}
     np.testing.assert_allclose(train(forgotten, x)[0].log_px, terms.log_px, rtol=1e-5)
     q, logits = outputs(model, params, x, np.asarray(terms.z))
@@ -115,7 +116,7 @@ def test_training_uses_the_batch_and_updates_running_statistics(case):
 
 
 def test_exemplars_are_encoded_with_running_statistics(case):
-    """Alone or among others an exemplar has the same mean."""
+    """An exemplar has the same mean alone and in a batch."""
     model, params, x = case
     means_of = jax.jit(
         lambda index: encoding.encode_means(model, params, jnp.asarray(x), index), compiler_options=QUICKLY

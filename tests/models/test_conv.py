@@ -10,7 +10,7 @@ from exvae.models import conv
 
 
 def normal(seed, *shape):
-    # NumPy's, because jax.random compiles anew for every shape.
+    # From NumPy, because jax.random compiles a program for every shape.
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
@@ -34,7 +34,7 @@ def value_and_gradients(f, x, kernel, dy):
 @pytest.mark.parametrize("k", [1, 3, 5, 7])
 @pytest.mark.parametrize("stride, size", [(1, (8, 7)), (2, (7, 8))])
 def test_conv2d_equals_lax_conv(monkeypatch, k, stride, size):
-    # Room for three images a piece; seven images are then no multiple of it and have no divisor near.
+    # A piece holds three images. Seven images are no multiple of three and have no divisor close to it.
     c, f = 2, 3
     positions = -(-size[0] // stride) * -(-size[1] // stride)
     monkeypatch.setattr(conv, "PIECE_BYTES", 3 * 4 * positions * (k * k * c + f))
@@ -78,7 +78,7 @@ def test_conv2d_rejects_even_kernels():
 
 
 def test_unneeded_image_gradient_is_not_computed(monkeypatch):
-    monkeypatch.setattr(conv, "PIECE_BYTES", 1)  # an image at a time: a loop for each
+    monkeypatch.setattr(conv, "PIECE_BYTES", 1)  # one image at a time, so that each computation is a loop
     x, kernel = jnp.ones((4, 6, 6, 2)), jnp.ones((3, 3, 2, 4))
 
     def loops(argnums):
@@ -129,4 +129,4 @@ def test_init_fills_the_range_of_fan_in(module, names):
         assert bound * 0.8 < jnp.abs(leaf).max() <= bound
         assert abs(leaf.mean()) < bound / 4
     flat = [np.asarray(leaf).ravel()[:64] for leaf in params.values()]
-    assert len(np.unique(np.stack(flat), axis=0)) == len(names)  # every tensor has its own draw
+    assert len(np.unique(np.stack(flat), axis=0)) == len(names)  # every tensor has its own random numbers

@@ -1,4 +1,4 @@
-"""PixelSNAIL as a whole: its likelihood is a distribution, sampling draws from it, every pixel sees all of z."""
+"""PixelSNAIL as a whole: p(x|z) sums to one, samples follow it, and every pixel depends on all of z."""
 
 import functools
 import itertools
@@ -14,19 +14,19 @@ from exvae.config import get_config
 from exvae.models import pixelsnail
 from tests.conftest import Patch
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 
 @pytest.fixture(scope="module", autouse=True)
 def two_blocks():
-    """They compile faster than four, which test_causal.py has."""
+    """Two blocks compile faster than four. test_causal.py tests four."""
     with Patch.context() as patch:
         patch.setattr(pixelsnail, "BLOCKS", 2)
         yield
 
 
 def build(image_shape, likelihood="bernoulli", **fields):
-    """A small model with weights so large that pixels depend on each other and on z, and `apply` of its methods."""
+    """A small model, its parameters and a jitted `apply`. Large weights make pixels depend on each other and on z."""
     config = get_config().model
     config.update({"architecture": "pixelsnail", "latent_dim": 3, "lower_latent_dim": 2, "hidden_dim": 6})
     config.update({"channels": 4, "likelihood": likelihood, **fields})
@@ -73,7 +73,7 @@ def test_likelihood_sums_to_one_over_all_images(tiny):
 
 
 def test_likelihood_does_not_factor_over_pixels(tiny):
-    """Else the test above would say nothing of the masks."""
+    """Otherwise the test above would also pass with wrong masks."""
     _, images, _, p = tiny
     flat = images.reshape(64, 6)
     marginal = p @ flat
@@ -92,8 +92,8 @@ def test_sampling_agrees_with_the_likelihood(tiny):
 
 
 @pytest.mark.parametrize("likelihood, shape", [("bernoulli", (5, 4, 1)), ("discretized_logistic", (3, 5, 3))])
-def test_pixel_by_pixel_equals_all_pixels_at_once(likelihood, shape):
-    """The means while drawing are those of the drawn image, and a pixel is 1 where u is below its mean."""
+def test_drawing_pixel_by_pixel_equals_one_pass(likelihood, shape):
+    """Drawing gives the same means as one pass over the drawn image, and a pixel is 1 if u is below its mean."""
     _, _, apply = build(shape, likelihood)
     z = latents(6)
     u = np.random.default_rng(1).uniform(size=(6, *shape)).astype(np.float32)
@@ -123,7 +123,7 @@ def test_every_logit_depends_on_every_part_of_z():
 
 
 def test_terms_are_those_of_the_hierarchical_model():
-    """log p(x|z1,z2) of the drawn latents is what `terms` says; the rest is the ConvHVAE's."""
+    """`terms` returns log p(x|z1,z2) of the drawn latents. All other terms come from ConvHVAE."""
     _, _, apply = build((6, 6, 1))
     x = np.random.default_rng(1).integers(0, 2, (4, 6, 6, 1)).astype(np.float32)
     key = jax.random.key(3)

@@ -1,4 +1,4 @@
-"""Priors against float64 brute force: explicit loops for values, central differences for gradients."""
+"""Priors equal brute force in float64: explicit loops for values, central differences for gradients."""
 
 import math
 
@@ -13,7 +13,7 @@ from exvae.distributions import Normal
 from exvae.priors import exemplar, gaussian, parzen, vamp
 from exvae.retrieval import NOBODY
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 FORMS = ("all", "leave_one_out", "subsampled", "own_neighbours")
 
 
@@ -52,7 +52,7 @@ def form(name, rng, batch, slots):
         return {"count": float(slots)}
     if name == "leave_one_out":
         return {"count": float(slots - 1), "leave_out": rng.permutation(slots)[:batch]}
-    # Numbers from a training set larger than the draw, every third slot empty; some rows are in the draw, some not.
+    # The training set is larger than the draw, every third slot is empty, and some rows of the batch are in the draw.
     index = rng.permutation(3 * slots)[:slots]
     index[::3] = NOBODY
     drawn = index[index != NOBODY]
@@ -74,7 +74,7 @@ def data(rng, batch, slots, dim):
 
 
 def compiled(arguments):
-    """A fresh jitted (z, means, log_var, weights) -> values, gradients of their weighted sum."""
+    """A new jitted function: (z, means, log_var, weights) -> values, gradients of their weighted sum."""
     arguments = {name: jnp.asarray(value) for name, value in arguments.items()}
 
     def run(z, means, log_var, weights):
@@ -105,7 +105,7 @@ def test_exemplar_prior_value_and_gradients_equal_brute_force(name):
 
 
 def dense(z, means, log_var, weights, seen, count):
-    """Values and gradients in float64 from the whole table of responsibilities."""
+    """Values and gradients in float64, from all responsibilities at once."""
     z, means, log_var, weights = (np.asarray(a, np.float64) for a in (z, means, log_var, weights))
     delta = means[None] - z[:, None]  # (B, U, D)
     squares = (delta**2).sum(-1) * np.exp(-log_var)
@@ -120,7 +120,7 @@ def dense(z, means, log_var, weights, seen, count):
 
 @pytest.mark.parametrize("block", [1, 5, 12, 13, 64])
 def test_exemplar_prior_does_not_depend_on_the_block(monkeypatch, block):
-    # 13 exemplars: no multiple of 5 or 12, and less than a block of 64. One compilation serves every case.
+    # 13 exemplars: no multiple of 5 or 12, and less than a block of 64. All cases share one compilation.
     monkeypatch.setattr(parzen, "BLOCK", block)
     rng = np.random.default_rng(7)
     z, means, weights = data(rng, 4, 13, 3)
@@ -133,7 +133,7 @@ def test_exemplar_prior_does_not_depend_on_the_block(monkeypatch, block):
         for log_var in (-7.0, 0.3, 12.0):
             values, grads = run(z, exemplars, np.float32(log_var), weights)
             want, wanted = dense(z, exemplars, log_var, weights, seen, 12.0)
-            # The square is expanded in float32: its rounding is divided by sigma^2 as well.
+            # The square is expanded in float32, so its rounding error is also divided by sigma^2.
             noise = 3e-6 * max(1.0, math.exp(-log_var))
             np.testing.assert_allclose(values, want, rtol=1e-6, atol=noise)
             for got, expected in zip(grads, wanted, strict=True):
@@ -142,7 +142,7 @@ def test_exemplar_prior_does_not_depend_on_the_block(monkeypatch, block):
 
 
 @pytest.mark.parametrize("block", [1, 2048])
-def test_exemplar_prior_of_one_exemplar_is_its_normal(monkeypatch, block):
+def test_exemplar_prior_of_one_exemplar_is_a_normal(monkeypatch, block):
     monkeypatch.setattr(parzen, "BLOCK", block)
     rng = np.random.default_rng(8)
     z, means, weights = data(rng, 4, 1, 3)
@@ -167,13 +167,13 @@ def test_exemplar_prior_far_from_everything_is_finite():
     values, grads = compiled({"count": 5.0})(z, means, np.float32(-2.0), np.ones(2, np.float32))
     want = stats.norm.logpdf(z.astype(np.float64), 0.0, math.exp(-1.0)).sum(-1)
     np.testing.assert_allclose(values, want, rtol=1e-6)
-    # Responsibilities are exp(exponent - log_sum): they are as good as float32 rounds an exponent of -1e6 and of -4e3.
+    # Responsibilities are exp(exponent - log_sum): their error is the float32 rounding of exponents -1e6 and -4e3.
     np.testing.assert_allclose(grads[0][0], -z[0] * math.exp(2.0), rtol=0.1)
     np.testing.assert_allclose(grads[0][1], -z[1] * math.exp(2.0), rtol=1e-3)
 
 
 @pytest.mark.parametrize("block", [3, 2048])
-def test_leave_one_out_hides_exactly_the_point_itself(monkeypatch, block):
+def test_leave_one_out_excludes_only_the_own_exemplar(monkeypatch, block):
     monkeypatch.setattr(parzen, "BLOCK", block)
     rng = np.random.default_rng(9)
     z, means, _ = data(rng, 8, 8, 3)
@@ -191,8 +191,8 @@ def test_leave_one_out_hides_exactly_the_point_itself(monkeypatch, block):
         np.testing.assert_array_equal(same, own == j)
 
 
-def test_leave_one_out_goes_by_number_and_not_by_value_or_slot():
-    # Exemplars 40 and 41 are the same point, in slots 1 and 0. The row that leaves out 41 still sees 40.
+def test_leave_one_out_compares_indices_not_values_or_slots():
+    # Exemplars 40 and 41 are the same point, in slots 1 and 0. The row that leaves out 41 still counts 40.
     z, means = jnp.zeros((2, 2)), np.array([[1, 1], [1, 1], [5, 5]], np.float32)
     index, leave_out = jnp.array([41, 40, NOBODY]), jnp.array([41, 0])
     run = jax.jit(
@@ -206,7 +206,7 @@ def test_leave_one_out_goes_by_number_and_not_by_value_or_slot():
 
 
 @pytest.mark.parametrize("block", [2, 2048])
-def test_rows_that_see_nothing_are_minus_infinity_with_zero_gradient(monkeypatch, block):
+def test_rows_without_exemplars_are_minus_infinity_with_zero_gradient(monkeypatch, block):
     monkeypatch.setattr(parzen, "BLOCK", block)
     rng = np.random.default_rng(10)
     z, means, weights = data(rng, 4, 5, 3)
@@ -225,12 +225,12 @@ def test_rows_that_see_nothing_are_minus_infinity_with_zero_gradient(monkeypatch
     np.testing.assert_allclose(grads[0][~blind], wanted[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(grads[1], wanted[1], rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(grads[1])[index == NOBODY], 0.0)
-    # The normalising constant does not know that a row is blind: log sigma^2 feels -D/2 of it.
+    # A row without exemplars still has the normalising constant, with gradient -D/2 in log sigma^2.
     np.testing.assert_allclose(grads[2], wanted[2] - 1.5 * weights[blind].sum(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_exemplar_prior_memory_does_not_hold_the_distance_matrix(own):
+def test_exemplar_prior_does_not_store_the_distance_matrix(own):
     batch, n, dim = 32, 100_000, 4
 
     def loss(z, means, log_var, index, leave_out, neighbours):
@@ -280,7 +280,7 @@ def test_vamp_prior_value_and_gradients_equal_scipy():
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_vamp_prior_with_one_variance_is_the_exemplar_prior():
+def test_vamp_prior_with_one_variance_equals_the_exemplar_prior():
     rng = np.random.default_rng(2)
     z, mean, _ = data(rng, 4, 6, 3)
     got = jax.jit(vamp.vamp_log_prob)(z, Normal(mean, np.full_like(mean, -0.9)))

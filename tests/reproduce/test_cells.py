@@ -1,4 +1,4 @@
-"""The command that repeats the paper's tables: what it runs, and that it survives kills and failures."""
+"""The command that reproduces the paper's tables: which commands it runs, and how it handles kills and failures."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def write_experiment(path: Path, tiny_config, **fields) -> str:
-    """An experiment's file, named as seen from `experiments/`."""
+    """Writes an experiment file and returns its path relative to `experiments/`."""
     tiny_config.update_from_flattened_dict(fields)
     lines = ["import json, ml_collections", "def get_config(argument=''):"]
     lines += [f"    return ml_collections.ConfigDict(json.loads({tiny_config.to_json()!r}))", ""]
@@ -34,7 +34,7 @@ def set_revision(monkeypatch, found: str) -> None:
     monkeypatch.setattr(revision, "git_revision", functools.cache(lambda: found))
 
 
-def test_cells_are_those_of_the_papers_tables_each_once():
+def test_cells_of_the_papers_tables_occur_once():
     every = list(cells.plans())
     names = [plan.name for plan in every]
     assert len(set(names)) == len(names)
@@ -52,7 +52,7 @@ def test_cells_are_those_of_the_papers_tables_each_once():
 def test_dry_run_prints_the_commands_and_what_is_finished(tmp_path, capsys):
     for plan in cells.choose("mnist_vae_[vg]*", None):
         config = cells.config_of(plan)
-        config["optim"]["learning_rate"] *= 1 if "vamp" in plan.name else 2  # that of an earlier recipe
+        config["optim"]["learning_rate"] *= 1 if "vamp" in plan.name else 2  # as in an earlier recipe
         results.write(tmp_path, make_cell(plan.name, config=config))
     assert cells.main(["--dry_run", "--cells=mnist_vae_[vg]*", f"--results={tmp_path}"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -95,7 +95,7 @@ def test_jobs_share_the_cores(monkeypatch):
     assert [cells.cores_of(job, 8) for job in (0, 4)] == [[3], [3]]
 
 
-def test_a_cell_has_its_cores_and_a_low_priority_between_sessions_too():
+def test_cell_has_its_cores_and_a_low_priority_in_its_own_session():
     core = min(os.sched_getaffinity(0))
     report = "import os; f = '/proc/self/autogroup'; "
     report += "print(os.nice(0), os.sched_getaffinity(0), os.path.exists(f) and open(f).read())"
@@ -107,13 +107,13 @@ def test_a_cell_has_its_cores_and_a_low_priority_between_sessions_too():
 
 
 @pytest.mark.faults
-def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_others(
+def test_killed_reproduction_resumes_and_a_failed_cell_does_not_stop_the_others(
     tmp_path, tiny_config, capsys, monkeypatch
 ):
-    quick = "print(123.0)"  # instead of timing a product
+    quick = "print(123.0)"  # instead of timing a matrix product
     monkeypatch.setattr(cells, "MATMUL", quick)
     monkeypatch.setattr(cells, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(cells, "NICE", 0)  # other tests run beside it
+    monkeypatch.setattr(cells, "NICE", 0)  # other tests run at the same time
     bad = write_experiment(tmp_path / "bad.py", tiny_config, **{"train.batch_size": 100_000})
     good = write_experiment(tmp_path / "good.py", tiny_config, **{"train.batch_size": 40, "train.epochs": 10})
     plans = [Plan("bad_seed0", bad, 0), Plan("good_seed1", good, 1)]
@@ -143,7 +143,7 @@ def test_reproduction_is_killed_goes_on_and_a_failed_cell_does_not_stop_the_othe
     assert "resuming from step" in (runs / "good_seed1" / "log.txt").read_text()
     cell = results.read(folder / "good_seed1.json")
     found = json.loads((runs / "good_seed1" / "results.json").read_text())
-    assert cell.git == "before after"  # the code was changed between the two
+    assert cell.git == "before after"  # the revision changed between the two commands
     assert cell.test == found["test"] and cell.config["seed"] == 1 and cell.config["data"]["dir"] == ""
     assert [epoch for epoch, _ in cell.valid] == list(range(1, 11))
     assert cell.evaluation_seconds > 0 and cell.matmul_gflops == 123.0 and cell.train_cpu_seconds > 0

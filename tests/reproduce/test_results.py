@@ -1,4 +1,4 @@
-"""Results of finished cells and the page that is made of them."""
+"""Results of finished cells, and the page that is generated from them."""
 
 import json
 
@@ -32,18 +32,18 @@ def make_cell(name="mnist_vae_exemplar_seed0", *, value=-82.0, prior="exemplar",
     return results.Cell(**(values | fields))
 
 
-def test_page_in_the_docs_is_made_from_the_files_of_results():
+def test_page_in_the_docs_is_generated_from_the_result_files():
     found = results.read_all(results.RESULTS)
     assert results.PAGE.read_text() == results.page(found)
     readme = results.README.read_text()
     assert readme == results.with_summary(readme, found)
     for cell in found:
-        assert not cell.git.endswith("+"), f"{cell.name} was made by a changed tree"
+        assert not cell.git.endswith("+"), f"{cell.name} comes from a tree with uncommitted changes"
         assert cell.test["num_images"] == {"omniglot": 8070}.get(cell.config["data"]["name"], 10_000)
         assert cell.test["iwae_samples"] == 5000
         assert paper.cell(cell.config) is not None
         plan = next(plan for plan in cells.plans([cell.config["seed"]]) if plan.name == cell.name)
-        assert cells.finished(plan, results.RESULTS), f"{cell.name} is not of the recipe as it is now"
+        assert cells.finished(plan, results.RESULTS), f"{cell.name} does not have the current recipe"
 
 
 def test_cell_is_read_back_as_it_was_written(tmp_path):
@@ -56,7 +56,7 @@ def test_cell_is_read_back_as_it_was_written(tmp_path):
         results.read(path)
 
 
-def test_page_marks_what_beats_the_paper_and_begins_with_what_does_not():
+def test_page_marks_cells_above_the_paper_and_lists_cells_below_it_first():
     good = [make_cell(f"mnist_vae_exemplar_seed{seed}", value=-82.0 - 0.02 * seed, seed=seed) for seed in range(3)]
     bad = make_cell("mnist_vae_gaussian_seed0", value=-85.0, prior="gaussian")
     text = results.page([*good, bad])
@@ -67,7 +67,7 @@ def test_page_marks_what_beats_the_paper_and_begins_with_what_does_not():
     assert "What falls short" not in results.page(good)
 
 
-def test_readme_has_the_main_table_and_names_what_falls_short():
+def test_readme_has_the_main_table_and_names_cells_below_the_paper():
     good, bad = make_cell(), make_cell("mnist_vae_gaussian_seed0", value=-85.0, prior="gaussian")
     readme = "before\n<!-- results -->\nstale\n<!-- /results -->\nafter\n"
     text = results.with_summary(readme, [good, bad])
@@ -96,8 +96,8 @@ def test_results_command_without_out_writes_page_and_readme(tmp_path, monkeypatc
     assert "the README has no lines" in capsys.readouterr().err and not (tmp_path / "PAGE").exists()
 
 
-def test_pages_that_the_command_writes_are_no_change_of_the_code():
-    """Else the first finished cell of a reproduction, which renews them, would leave no clean tree to the others."""
+def test_pages_that_the_command_writes_are_not_code_changes():
+    """Otherwise the first finished cell, which rewrites them, would leave uncommitted changes for the other cells."""
     source = "".join(path.read_text() for path in (results.ROOT / "exvae" / "runs").glob("*.py"))
     for name in ("docs", "results", "README.md"):
         assert f'":(top,exclude){name}"' in source, f"add {name} to OUTPUTS"
@@ -116,7 +116,7 @@ def test_mean_that_rounds_to_the_papers_number_is_not_below_it():
     assert not results._beside([make_cell(value=-82.096)], -82.09, 0.18)[0].startswith("**")
 
 
-def test_ablations_are_beside_their_own_numbers():
+def test_ablations_are_compared_with_their_own_numbers():
     cells = [
         make_cell("ablation_loo_mnist_false_seed0", value=-100.0, num_exemplars=50_000, leave_one_out=False),
         make_cell("ablation_subsampling_omniglot_0.2_seed0", value=-106.0, data="omniglot", num_exemplars=4600),
@@ -125,11 +125,11 @@ def test_ablations_are_beside_their_own_numbers():
     assert "| MNIST | 1 | no | **-100.00 (1)** | -101.33 | +1.33 |" in text
     assert "| Omniglot | 0.2 | yes | -106.00 (1) | -104.95 | -1.05 |" in text
     text = results.page([*cells, make_cell(value=-83.0)])
-    assert text.count("from the paper's") == 2  # the main table's cell is not among the ablations, too
+    assert text.count("from the paper's") == 2  # the cell of the main table is not listed again among the ablations
     assert "| MNIST | 0.5 | yes | -83.00 (1) |" in text
 
 
-def test_time_to_the_papers_number_is_that_of_the_first_epoch_that_passes_it():
+def test_time_to_the_papers_number_ends_at_the_first_epoch_above_it():
     cell = make_cell(valid=[(5, -90.0), (10, -85.85), (15, -85.9), (20, -85.0)])
     assert results.first_passing(cell, -85.85) == (10, 10.0)  # half of 20 minutes
     assert results.first_passing(cell, -80.0) is None

@@ -1,4 +1,4 @@
-"""Runs beside the paper: the paper's cells, and the table in text and Markdown."""
+"""Runs compared with the paper: the cells of its tables, and our table in text and Markdown."""
 
 import json
 import re
@@ -20,7 +20,7 @@ TEST = {
 
 
 def config_of(data="mnist", architecture="vae", prior="exemplar", **fields) -> dict:
-    """A config as results.json holds it; M is filled in as half of the training set unless given."""
+    """A config as in results.json. By default, M is half of the training set."""
     config = configs.get_config()
     config.data.name, config.model.architecture, config.prior.name = data, architecture, prior
     config.prior.num_exemplars = paper.NUM_TRAIN.get(data, 4000) // 2 if prior == "exemplar" else 0
@@ -59,7 +59,7 @@ def markdown_cells(line: str) -> list[str]:
         ("fashion_mnist", "vae", "vamp", (-227.35, 0.05, 18.44, -211.37, 35.25)),
         ("mnist", "vae", "exemplar", (-82.09, 0.18, 24.82, -61.00, 29.4)),
         ("omniglot", "vae", "exemplar", (-105.22, 0.18, 32.66, -80.25, 40.0)),
-        ("fashion_mnist", "hvae", "gaussian", (-227.37, 0.1, 19.08, -211.18, 12.4)),  # printed without its minus
+        ("fashion_mnist", "hvae", "gaussian", (-227.37, 0.1, 19.08, -211.18, 12.4)),  # the paper omits the minus sign
         ("mnist", "hvae", "vamp", (-81.56, 0.09, 26.69, -58.46, 20.4)),
         ("omniglot", "hvae", "exemplar", (-102.25, 0.43, 36.76, -73.35, 38.6)),
         ("mnist", "convhvae", "gaussian", (-80.52, 0.28, 26.58, -57.64, 19.8)),
@@ -71,12 +71,12 @@ def markdown_cells(line: str) -> list[str]:
         ("omniglot", "pixelsnail", "exemplar", (-89.28, 0.12, 10.03, -80.19, 25.5)),
     ],
 )
-def test_cell_is_the_papers(data, architecture, prior, expected):
+def test_cell_equals_the_papers_numbers(data, architecture, prior, expected):
     assert paper.cell(config_of(data, architecture, prior), None) == (*expected, None)
 
 
-def test_every_row_has_all_figures_and_the_bound_holds():
-    """The tables agree with each other: the log-likelihood lies above the ELBO, by at most a few nats."""
+def test_every_row_is_complete_and_respects_the_bound():
+    """The tables agree with each other: the log-likelihood is above the ELBO, by at most a few nats."""
     assert paper.LOG_LIKELIHOOD.keys() == paper.KL_AND_RECONSTRUCTION.keys() == paper.ACTIVE_UNITS.keys()
     for architecture, prior in paper.LOG_LIKELIHOOD:
         for data in paper.NUM_TRAIN:
@@ -100,14 +100,14 @@ def test_cell_of_the_ablations_has_a_log_likelihood_only(data, m, leave_one_out,
     assert paper.cell(config, None) == (expected, None, None, None, None, None)
 
 
-def test_cell_of_the_half_is_the_main_tables():
+def test_cell_with_half_of_the_exemplars_is_that_of_the_main_table():
     assert paper.cell(config_of(prior__num_exemplars=0), None).log_likelihood_std == 0.18
     assert paper.cell(config_of(prior__num_exemplars=25_100), None).log_likelihood_std == 0.18  # within 1 %
     for data, fractions in paper.SUBSAMPLING.items():
         assert fractions[0.5] == paper.cell(config_of(data), None).log_likelihood
 
 
-def test_cell_takes_the_number_of_training_images():
+def test_cell_depends_on_the_number_of_training_images():
     config = config_of(prior__num_exemplars=5_000)
     assert paper.cell(config, 5_000).log_likelihood == -82.35
     assert paper.cell(config, 10_000).log_likelihood == -82.09
@@ -141,7 +141,7 @@ def test_priors_without_exemplars_ignore_their_fields():
     assert paper.cell(config, None).log_likelihood == -82.43
 
 
-def test_row_holds_the_runs_figures_and_the_papers():
+def test_row_has_the_numbers_of_the_run_and_of_the_paper():
     row = tables.row_of("mine", {"config": config_of(), "test": TEST, "best_epoch": 312})
     assert row == (
         "mine", "mnist", "vae", "exemplar", "312", "-82.31 ± 0.23", "10000", "5000", "-86.13", "-61.25 (-61.00)",
@@ -167,9 +167,9 @@ def test_celebas_cell_is_in_bits_per_dimension():
         ({"prior__num_exemplars": 5_000}, 50_000, "exemplar M=5000", "-82.20"),
         ({"prior__num_exemplars": 50_000, "prior__leave_one_out": False}, 50_000, "exemplar M=50000 no LOO", "-101.33"),
         ({"prior__leave_one_out": False}, 50_000, "exemplar no LOO", "-"),
-        ({"prior__num_exemplars": 2_000}, 4_000, "exemplar", "-82.09 ± 0.18"),  # N as the run tells it
+        ({"prior__num_exemplars": 2_000}, 4_000, "exemplar", "-82.09 ± 0.18"),  # N comes from the run
         ({"prior": "vamp", "prior__leave_one_out": False}, 0, "vamp", "-82.43 ± 0.06"),
-        ({"data": "npz:a.npz", "eval__exemplars": "train+valid"}, 4_500, "exemplar M=2000", "-"),  # N is not known
+        ({"data": "npz:a.npz", "eval__exemplars": "train+valid"}, 4_500, "exemplar M=2000", "-"),  # N is unknown
     ],
 )
 def test_row_names_what_differs_in_the_prior(fields, exemplars, prior, in_paper):
@@ -187,7 +187,7 @@ def test_row_of_other_exemplars_is_marked():
 
 @pytest.fixture
 def runs(tmp_path) -> list[str]:
-    """Folders as a glob finds them: good, old, broken, empty, and a log file."""
+    """Paths that a glob finds: good, old, broken and empty folders, and a log file."""
     write_run(tmp_path / "b_vamp", config_of(prior="vamp"), TEST | {"exemplars": 0})
     write_run(tmp_path / "z_exemplar", config_of(), TEST | {"log_likelihood_error": None, "num_images": 1})
     old = config_of("omniglot", "hvae")
@@ -243,7 +243,7 @@ def test_markdown_is_a_github_table(runs, capsys):
     assert len(notes) == 2 and r"\* evaluated" in notes[0]
 
 
-def test_density_footnote_stands_only_where_it_is_needed(tmp_path, capsys):
+def test_density_footnote_appears_only_with_densities(tmp_path, capsys):
     write_run(tmp_path / "run", config_of(), TEST)
     assert tables.main([str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
@@ -259,14 +259,14 @@ def test_out_is_written_in_the_format_of_its_name(runs, tmp_path, capsys, name, 
     assert (tmp_path / name).read_text(encoding="utf-8") == capsys.readouterr().out
 
 
-def test_out_that_cannot_be_written_is_one_line(tmp_path, capsys):
+def test_out_that_cannot_be_written_is_a_one_line_error(tmp_path, capsys):
     write_run(tmp_path / "run", config_of(), TEST)
     assert tables.main([str(tmp_path / "run"), f"--out={tmp_path / 'nowhere' / 'table.md'}"]) == 2
     assert re.fullmatch(r"error: --out=.* cannot be written: .*\n", capsys.readouterr().err)
 
 
 def test_no_results_at_all_is_exit_code_2(tmp_path):
-    """As typed; the log file alone is no results and no warning."""
+    """The real command. A log file is not a run and causes no warning."""
     (tmp_path / "run.log").write_text("")
     command = [sys.executable, "-m", "exvae.tables", str(tmp_path / "run.log")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

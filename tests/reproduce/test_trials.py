@@ -1,4 +1,4 @@
-"""The search for the recipe: what a trial keeps of a run, and the page that is made of them."""
+"""The search for the recipe: what a trial stores about a run, and the page that is generated from trials."""
 
 import json
 
@@ -9,7 +9,7 @@ from exvae import config as configs
 from exvae.reproduce import trials
 
 
-def test_tables_in_the_docs_are_made_from_the_files_of_trials():
+def test_tables_in_the_docs_are_generated_from_the_trial_files():
     text = trials.PAGE.read_text().partition(trials.MARK)[2]
     assert text == "\n" + trials.tables(trials.read_all(trials.TRIALS))
 
@@ -46,7 +46,7 @@ def test_trial_has_the_runs_settings_and_curves_and_the_best_comes_first(tmp_pat
     )
 
 
-def test_scored_trial_is_of_validation_images(trained, tmp_path):
+def test_score_of_a_trial_uses_validation_images(trained, tmp_path):
     _, folder = trained
     scored = trials.score(folder, 7)
     run = exvae.load(folder)
@@ -66,7 +66,7 @@ def test_folder_without_a_run_is_refused_in_one_line(tmp_path, capsys):
 
 @pytest.fixture
 def own_page(tmp_path, monkeypatch):
-    """Trials and a page of the test's own."""
+    """A temporary folder of trials and a temporary page."""
     monkeypatch.setattr(trials, "TRIALS", tmp_path / "trials")
     monkeypatch.setattr(trials, "PAGE", tmp_path / "page.md")
     (tmp_path / "page.md").write_text("Prose.\n" + trials.MARK + "old tables")

@@ -1,4 +1,4 @@
-"""The draw of M out of N: size, uniformity, the same on host and device."""
+"""The draw of M out of N exemplars: its size, its uniformity, and that host and device agree."""
 
 import math
 
@@ -17,7 +17,7 @@ def draws(n, m, times, seed=0):
 
 
 @pytest.mark.parametrize("n, m", [(1, 1), (2, 1), (37, 1), (1000, 999), (1009, 500), (65_537, 3), (9, 9)])
-def test_draw_has_exactly_m_and_lists_them(n, m):
+def test_draw_contains_exactly_m_and_lists_them(n, m):
     key = np.array([5, 2**32 - 1], np.uint32)
     for step in (0, 1, 2**31 - 1):
         draw = draw_exemplars(key, step, n, m)

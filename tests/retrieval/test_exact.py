@@ -1,4 +1,4 @@
-"""Two-stage top-k and nearest neighbours against a sort in float64."""
+"""Two-stage top-k and nearest neighbours equal a sort in float64."""
 
 import functools
 
@@ -13,7 +13,7 @@ from exvae.scale import sharding
 
 KEY = np.array([3, 8], np.uint32)
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile fast, run slow
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 
 @pytest.mark.parametrize("columns, k", [(1, 10), (2, 64), (9, 1), (40, 10)])
@@ -32,8 +32,8 @@ def test_smallest_k_equals_a_sort(columns, k):
         assert all(len(set(row)) == k for row in position)
 
 
-def test_smallest_k_finds_them_when_they_share_a_segment():
-    # All of the k smallest stand in one segment, whichever way segments are cut.
+def test_smallest_k_finds_values_that_share_a_segment():
+    # All k smallest values are in one segment, whichever way the segments are cut.
     run = jax.jit(functools.partial(exact.smallest_k, k=5))
     for stride in (1, 10):
         values = np.full((1, 10 * exact.SEGMENT), 100.0, np.float32)
@@ -53,7 +53,7 @@ def brute(queries, table, k, allowed, leave_out):
 
 
 def search(queries, table, k, m, own, step=0):
-    """What `nearest` finds among m drawn rows, and what a sort does."""
+    """The results of `nearest` and of a sort, among m drawn rows."""
     draw = draw_exemplars(KEY, step, len(table), m)
     mesh = sharding.make_mesh()
     run = jax.jit(lambda *args: exact.nearest(mesh, *args, k, draw=draw, leave_out=own), compiler_options=QUICKLY)
@@ -70,12 +70,13 @@ def test_nearest_equals_a_sort(monkeypatch, block, rows, m, leave_out):
     rng = np.random.default_rng(rows)
     table = rng.normal(size=(rows, 5)).astype(np.float32)
     own = rng.permutation(rows)[:6]
-    queries = table[own] + rng.normal(scale=0.05, size=(6, 5)).astype(np.float32)  # own row nearest, if it may be seen
+    # The own row is nearest, unless it is left out.
+    queries = table[own] + rng.normal(scale=0.05, size=(6, 5)).astype(np.float32)
     np.testing.assert_array_equal(*search(queries, table, 6, m, own if leave_out else None))
 
 
-def test_nearest_on_several_devices_is_that_of_all_rows(several_devices, rng):
-    """203 rows, and one of padding, on four devices."""
+def test_nearest_on_several_devices_equals_a_sort(several_devices, rng):
+    """203 rows and one row of padding are on four devices."""
     table = rng.normal(size=(204, 5)).astype(np.float32)
     own, draw, mesh = rng.permutation(203)[:6], draw_exemplars(KEY, 0, 203, 90), several_devices(4)
     queries = table[own] + rng.normal(scale=0.05, size=(6, 5)).astype(np.float32)
@@ -102,7 +103,7 @@ def test_nearest_of_equal_rows_returns_each_once():
     assert np.all(got[:, -5:] == NOBODY)
 
 
-def test_nearest_at_the_shape_of_a_training_step():
+def test_nearest_equals_a_sort_at_the_size_of_a_training_step():
     rng = np.random.default_rng(3)
     rows, batch, k = 3 * exact.BLOCK + 5, 16, 10
     table = rng.normal(size=(rows, 40)).astype(np.float32)
@@ -118,16 +119,16 @@ def test_nearest_at_the_shape_of_a_training_step():
     exact_squares[:, ~draw.contains(np.arange(rows))] = np.inf
     exact_squares[np.arange(batch), own] = np.inf
     want = np.sort(np.partition(exact_squares, k, axis=1)[:, :k], axis=1)
-    # By distance: neighbours closer together than float32 can tell may change places.
+    # Compare distances, because neighbours whose distances are equal in float32 may change places.
     np.testing.assert_allclose(np.take_along_axis(exact_squares, got, axis=1), want, atol=1e-4)
     assert all(len(set(row)) == k for row in got)
 
 
-def test_nearest_does_not_ask_the_draw_about_padding():
-    """At this step the permutation sends the grid's spare cell, row 4999 of 4999, to itself: the walk would not end."""
+def test_nearest_does_not_look_up_padding_in_the_draw():
+    """In this step, the permutation maps the padding row 4999 to itself, so a test of this row would not end."""
     draw = draw_exemplars(np.array([0, 42], np.uint32), 365, 4999, 100)
     assert draw._forward(np.array([4999], np.uint32)) == 4999
-    table = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)  # as on two devices, or four
+    table = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)  # padded as on two or four devices
     mesh = sharding.make_mesh()
     run = jax.jit(lambda *args: exact.nearest(mesh, *args, 4, draw=draw, leave_out=None), compiler_options=QUICKLY)
     want = brute(table[:6], table[:4999], 4, draw.contains(np.arange(4999)), None)
@@ -135,8 +136,8 @@ def test_nearest_does_not_ask_the_draw_about_padding():
 
 
 @pytest.mark.parametrize("n, m, devices", [(50_000, 25_000, 8), (1000, 100, 64), (1003, 1003, 4), (10, 3, 2)])
-def test_a_device_never_has_more_drawn_rows_than_it_makes_room_for(n, m, devices):
+def test_device_has_room_for_all_its_drawn_rows(n, m, devices):
     per_device = -(-n // devices)
     bound = exact._most_drawn(draw_exemplars(KEY, 0, n, m), per_device)
     assert stats.hypergeom(n, m, min(per_device, n)).sf(bound) < 1e-14
-    assert exact._most_drawn(draw_exemplars(KEY, 0, n, m), n) == m  # one device has room for all of them
+    assert exact._most_drawn(draw_exemplars(KEY, 0, n, m), n) == m  # a single device has room for all

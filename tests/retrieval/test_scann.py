@@ -1,4 +1,4 @@
-"""The host index against brute force."""
+"""The ScaNN index on the host, compared with brute force."""
 
 import time
 
@@ -72,10 +72,10 @@ SETTINGS = [(10, 25_000, 50_000), (10, 500, 1000), (1, 100, 10_000), (5, 5000, 1
 def test_num_candidates_leaves_k_with_high_probability(k, m, n):
     c = slots.num_candidates(k, m, n)
     assert k < c <= n
-    # Of the C - 1 candidates that are not the query, those drawn are hypergeometric (worst case: so is the query).
+    # Of the C - 1 candidates other than the query, the number drawn is hypergeometric (worst case: the query is drawn).
     fewer = stats.hypergeom(n - 1, m - 1, c - 1).cdf(k - 1)
     assert fewer < 0.003
-    if c < n and k >= 10:  # and no wasteful number of them: a third would often not do
+    if c < n and k >= 10:  # the number is not wasteful: a third of it is often too small
         assert stats.hypergeom(n - 1, m - 1, c // 3).cdf(k - 1) > 0.01
 
 
@@ -84,7 +84,7 @@ def test_num_candidates_of_a_full_draw_is_at_most_the_training_set(k, n):
     assert slots.num_candidates(k, n, n) <= n
 
 
-def test_candidates_cut_to_the_draw_leave_k():
+def test_candidates_cut_to_the_draw_contain_k_neighbours():
     n, m, k, batch = 2000, 400, 5, 20
     table, rng = clusters(n, seed=3), np.random.default_rng(4)
     index = scann.ScannIndex(table, shape(slots.num_candidates(k, m, n)))
@@ -98,12 +98,12 @@ def test_candidates_cut_to_the_draw_leave_k():
     assert np.mean(full) > 0.99
 
 
-def test_tree_index_returns_no_false_neighbours_when_many_are_asked_for(large):
-    # K = 10 of M = 100 drawn: 3,000 candidates, more than the searched leaves hold.
+def test_tree_index_returns_no_duplicates_for_many_results(large):
+    # K = 10 of M = 100 drawn exemplars need 3,000 candidates, more than the searched leaves hold.
     table, index = large
     num_results = slots.num_candidates(10, 100, len(table))
     found = scann.ScannIndex(table, shape(num_results, leaves=109, searched=25)).search(index)
-    assert found.shape == (len(index), num_results)  # one shape, one compilation of the step
+    assert found.shape == (len(index), num_results)  # a fixed shape, so that the step compiles once
     for row in found:
         kept = row[row >= 0]
         assert len(set(kept)) == len(kept)  # each row of the table at most once
@@ -116,7 +116,7 @@ def make_config(**retrieval):
     return config
 
 
-def test_shape_follows_the_rule_unless_it_is_overruled():
+def test_shape_follows_the_rule_unless_options_override_it():
     assert scann.choose_shape(make_config(), 2000) == shape(slots.num_candidates(10, 1000, 2000))
     config = make_config()
     config.prior.num_exemplars = 500_000
@@ -124,7 +124,7 @@ def test_shape_follows_the_rule_unless_it_is_overruled():
     assert scann.choose_shape(config, 1_000_000) == shape(candidates, 1000, 25, 5 * candidates)
     config.prior.num_exemplars = 25_000
     assert scann.choose_shape(config, 50_000) == shape(slots.num_candidates(10, 25_000, 50_000), 223, 25, 0)
-    config.prior.num_exemplars = 100  # 12,000 candidates: the 25 leaves would not hold them
+    config.prior.num_exemplars = 100  # 12,000 candidates, more than 25 leaves hold
     few = scann.choose_shape(config, 50_000)
     assert few.searched * 50_000 / few.leaves >= 3 * few.num_results or few.searched == few.leaves
     assert scann.choose_shape(make_config(leaves=10, leaves_searched=3, reorder=1), 2000)[1:3] == (10, 3)
@@ -133,8 +133,8 @@ def test_shape_follows_the_rule_unless_it_is_overruled():
     assert scann.choose_shape(config, 1_000_000).reorder == 0
 
 
-def test_recall_is_that_of_a_sort(large):
-    """Few leaves find part of the neighbours: the same part that brute force counts."""
+def test_recall_equals_brute_force(large):
+    """With few searched leaves, the index finds a part of the neighbours. The recall is this part."""
     table, _ = large
     index = scann.ScannIndex(table, shape(41, leaves=109, searched=1))
     queries = np.random.default_rng(0).integers(len(table), size=indexes.RECALL_QUERIES)
@@ -145,8 +145,8 @@ def test_recall_is_that_of_a_sort(large):
     assert indexes.recall(scann.ScannIndex(table[:500], shape(41)), table[:500], 10) == 1.0
 
 
-def test_indices_are_swapped_whole_at_their_step(monkeypatch, capsys):
-    """The one in use answers while the next is built, and the next is waited for where it is due."""
+def test_indices_are_swapped_at_their_step(monkeypatch, capsys):
+    """The current index answers while the next one is built. A swap waits until the next one is finished."""
     tables = [clusters(300, seed=seed) for seed in range(3)]
     real = scann.ScannIndex
 
@@ -158,7 +158,7 @@ def test_indices_are_swapped_whole_at_their_step(monkeypatch, capsys):
     indices, own = indexes.Indices(shape(5), 3, min_recall=0.5), np.arange(4)
     indices.start(tables[0], None)
     np.testing.assert_array_equal(indices.search(own), brute(tables[0], own, 5))
-    indices.swap(tables[1])  # the one in use was not followed by another yet
+    indices.swap(tables[1])  # the build of the next index only starts here
     np.testing.assert_array_equal(indices.search(own), brute(tables[0], own, 5))
     indices.swap(tables[2])
     np.testing.assert_array_equal(indices.search(own), brute(tables[1], own, 5))
@@ -166,30 +166,30 @@ def test_indices_are_swapped_whole_at_their_step(monkeypatch, capsys):
     assert "waited 1 s for the index" in capsys.readouterr().out
 
 
-def test_a_low_recall_is_warned_of(large, capsys):
+def test_low_recall_prints_a_warning(large, capsys):
     table, _ = large
     indices = indexes.Indices(shape(41, leaves=109, searched=1), 10, min_recall=0.9)
     indices.start(table, None)
     assert indices.recall < 0.9
-    said = capsys.readouterr().out
-    assert "config.retrieval.min_recall=0.9" in said and "leaves_searched (now 1 of 109)" in said
+    output = capsys.readouterr().out
+    assert "config.retrieval.min_recall=0.9" in output and "leaves_searched (now 1 of 109)" in output
 
 
-def test_what_a_build_raises_reaches_the_search():
+def test_search_raises_the_exception_of_the_build():
     indices = indexes.Indices(shape(5), 3, min_recall=0.0)
     indices.start(np.zeros((0, 3), np.float32), None)
     with pytest.raises(Exception):  # noqa: B017  (ScaNN's own)
         indices.search(np.arange(2))
 
 
-def test_builds_say_nothing_on_standard_error(large, capfd):
+def test_builds_print_nothing_on_standard_error(large, capfd):
     builds = [indexes.in_background(scann.ScannIndex, large[0], shape(41, leaves=20, searched=5)) for _ in range(2)]
     for build in builds:
         build.result()
     assert capfd.readouterr().err == ""
 
 
-def test_a_scann_whose_log_cannot_be_set_works(large, monkeypatch):
+def test_index_works_if_the_log_level_cannot_be_set(large, monkeypatch):
     monkeypatch.setattr(scann, "SET_MIN_LOG_LEVEL", "of_another_version")
     table, index = large
     assert scann.ScannIndex(table, shape(41, leaves=20, searched=5)).search(index).shape == (200, 41)

@@ -1,4 +1,4 @@
-"""Candidates, slots and table updates against Python lists and sets."""
+"""Candidates, slots and table updates, compared with Python lists and sets."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def test_cut_keeps_the_first_k_valid(k, leave_out):
     candidates = np.stack([rng.permutation(n)[:12] for _ in range(8)])
     candidates[:3, 7:] = NOBODY
     candidates[3] = NOBODY
-    candidates[4:6, [0, 5]] = NOBODY  # before valid ones: it must not take one of the k slots
+    candidates[4:6, [0, 5]] = NOBODY  # empty candidates before valid ones must not take one of the k slots
     own = candidates[np.arange(8), rng.integers(1, 5, 8)]
     own[6] = 29 if 29 not in candidates[6] else own[6]
     for m in (30, 15, 1):
@@ -33,7 +33,7 @@ def test_cut_keeps_the_first_k_valid(k, leave_out):
             assert list(got[b]) == want
 
 
-def test_each_once_keeps_one_slot_of_each_exemplar_where_it_is():
+def test_each_once_keeps_one_slot_of_each_exemplar_in_place():
     rng = np.random.default_rng(0)
     run = jax.jit(slots.each_once)
     for high in (3, 20, 10_000):
@@ -49,10 +49,10 @@ def test_each_once_keeps_exemplar_zero():
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_update_writes_exactly_the_named_rows(several_devices, devices):
+def test_update_writes_exactly_the_given_rows(several_devices, devices):
     rng = np.random.default_rng(1)
     table = rng.normal(size=(12, 3)).astype(np.float32)
-    index = np.array([11, 0, NOBODY, 5, NOBODY, 6, 3])  # of four devices with three rows each
+    index = np.array([11, 0, NOBODY, 5, NOBODY, 6, 3])  # rows on four devices with three rows each
     means = rng.normal(size=(7, 3)).astype(np.float32)
     want = table.copy()
     for row, mean in zip(index, means, strict=True):

@@ -1,4 +1,4 @@
-"""Checkpoints: whole, bit for bit, and the one before where the newest is damaged."""
+"""Checkpoints are restored bit for bit. If the newest one is damaged, the one before it is restored."""
 
 from unittest import mock
 
@@ -16,7 +16,7 @@ def tree(value: float) -> dict:
 
 
 def damage(folder) -> None:
-    """Cut every data file of a checkpoint short."""
+    """Cuts the end off every file of a checkpoint."""
     for path in folder.rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[:-7])
@@ -45,7 +45,8 @@ def test_best_is_the_last_one_saved(tmp_path):
     assert checkpoints.restore_best({"a": jnp.zeros(2)}) is None
     for step in (4, 9):
         checkpoints.save_best(step, {"a": jnp.full(2, step)}, {"images": step})
-    checkpoints.save_best(9, {"a": jnp.full(2, 9)}, {"images": 9})  # again, as a resumed run does: nothing happens
+    # A second save of the same step, as by a resumed run, changes nothing.
+    checkpoints.save_best(9, {"a": jnp.full(2, 9)}, {"images": 9})
     checkpoints.wait()
     step, params, meta = checkpoints.restore_best({"a": jnp.zeros(2, jnp.int32)})
     assert (step, meta) == (9, {"images": 9})
@@ -73,18 +74,18 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_restored(tmp_path, c
     checkpoints.close()
 
 
-def test_nothing_readable_is_a_user_error(tmp_path):
+def test_folder_without_a_readable_checkpoint_is_a_user_error(tmp_path):
     save(tmp_path, 1)
     damage(tmp_path / "checkpoints" / "latest" / "1")
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(UserError, match="no readable checkpoint"):
         checkpoints.restore_latest(lambda meta: tree(0))
-    assert (tmp_path / "checkpoints" / "latest" / "1").exists()  # the fault may be ours: nothing is moved
+    assert (tmp_path / "checkpoints" / "latest" / "1").exists()  # the fault may be in the code, so nothing is moved
     checkpoints.close()
 
 
 def test_saved_state_is_a_copy(tmp_path):
-    """The next step reuses the buffers of the state while it is still being written."""
+    """The next step reuses the buffers of a state that is still being written."""
     checkpoints = Checkpoints(tmp_path)
     state = {"a": jnp.arange(1_000_000.0)}
     checkpoints.save_latest(1, state, {})
@@ -95,7 +96,7 @@ def test_saved_state_is_a_copy(tmp_path):
     checkpoints.close()
 
 
-def test_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch):
+def test_full_disk_is_detected_before_anything_is_written(tmp_path, monkeypatch):
     save(tmp_path, 1)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: mock.Mock(free=2**20))
     checkpoints = Checkpoints(tmp_path)

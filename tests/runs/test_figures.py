@@ -1,4 +1,4 @@
-"""Pictures and samples."""
+"""Figures and single images."""
 
 import numpy as np
 from PIL import Image
@@ -33,11 +33,11 @@ def test_marked_images_have_a_frame_and_others_none(tmp_path, rng):
     assert not orange[:, :6].any() and not orange[:, 13:].any()
 
 
-def test_plates_stand_side_by_side_each_with_its_source_framed(tmp_path, rng):
+def test_plates_are_side_by_side_with_framed_sources(tmp_path, rng):
     plates = rng.uniform(0.2, 1.0, size=(3, 4, 3, 3, 1)).astype(np.float32)
     figures.save_plates(tmp_path / "plates.png", plates, columns=2, source=3)
-    picture = np.asarray(Image.open(tmp_path / "plates.png"))[::2, ::2]  # each pixel is two wide
-    height = width = 2 * 4 + 1 + 3  # a plate of 2 x 2 and the gap
+    picture = np.asarray(Image.open(tmp_path / "plates.png"))[::2, ::2]  # each pixel is drawn as 2 x 2
+    height = width = 2 * 4 + 1 + 3  # a plate of 2 x 2 images and the gap
     assert picture.shape[:2] == (2 * height - 3, 2 * width - 3)
     for number, plate in enumerate(plates):
         y, x = number // 2 * height, number % 2 * width
@@ -47,10 +47,10 @@ def test_plates_stand_side_by_side_each_with_its_source_framed(tmp_path, rng):
             np.testing.assert_allclose(part, image[..., 0], atol=1 / 255)
             below_and_right = picture[[top + 4, top + 2], [left + 2, left + 4]]
             assert (below_and_right == ORANGE).all() == (place == 3)
-    assert (picture[height:-1, width:] == 255).all()  # nothing where the fourth would stand
+    assert (picture[height:-1, width:] == 255).all()  # the place of a fourth plate is empty
 
 
-def test_captioned_images_stand_line_by_line_above_their_text(tmp_path, rng):
+def test_captioned_images_are_in_rows_above_their_text(tmp_path, rng):
     images = rng.uniform(size=(5, 6, 6, 1)).astype(np.float32)
     captions = ["", "a", "", "b", ""]
     figures.save_captioned(tmp_path / "c.png", images, captions, columns=3, marked=np.arange(5) == 4)

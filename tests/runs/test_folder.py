@@ -1,4 +1,4 @@
-"""config.json and results.json."""
+"""The files config.json and results.json."""
 
 import json
 
@@ -9,7 +9,7 @@ from exvae.errors import UserError
 from exvae.runs import folder
 
 
-def test_write_json_replaces_the_file_whole(tmp_path):
+def test_write_json_replaces_the_whole_file(tmp_path):
     path = tmp_path / "results.json"
     folder.write_json(path, {"a": 1})
     folder.write_json(path, {"a": [2]})
@@ -17,7 +17,7 @@ def test_write_json_replaces_the_file_whole(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
 
 
-def test_workdir_that_is_no_runs_folder_is_refused(tmp_path):
+def test_workdir_with_an_invalid_config_is_refused(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     for text in ("not json", "[1, 2]"):
         (tmp_path / "config.json").write_text(text)
@@ -26,7 +26,7 @@ def test_workdir_that_is_no_runs_folder_is_refused(tmp_path):
         assert (tmp_path / "config.json").read_text() == text
 
 
-def test_config_of_a_run_that_never_began_is_replaced(tmp_path):
+def test_config_of_a_run_that_never_started_is_replaced(tmp_path):
     config = configs.get_config().to_dict()
     folder.open_workdir(tmp_path, {**config, "seed": 1})
     folder.open_workdir(tmp_path, config)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Clock:
-    """Of both this package and tqdm."""
+    """A clock for exvae and tqdm that tests can set."""
 
     def __init__(self, monkeypatch):
         self.now = 100.0
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Terminal(io.StringIO):
-    """What was written, and what is then to be seen."""
+    """A fake terminal: `lines` returns what is visible after all output."""
 
     def isatty(self):
         return True
@@ -49,7 +49,7 @@ def clock(monkeypatch):
 
 
 def to_terminal(monkeypatch) -> Terminal:
-    """No fixture: pytest sets standard output once more before the test."""
+    """Makes standard output a terminal. Not a fixture, because pytest resets standard output before the test."""
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stdout", Terminal())
     return sys.stdout
@@ -57,7 +57,7 @@ def to_terminal(monkeypatch) -> Terminal:
 
 def train(clock, first=0, seconds=90):
     shown = progress.Progress(total_steps=1000, batch_size=10)
-    clock.now += 30.0  # whatever comes before
+    clock.now += 30.0  # time before the first step
     shown.begin(first)
     for step in range(first + 1, first + seconds + 1):
         clock.now += 1.0
@@ -65,7 +65,7 @@ def train(clock, first=0, seconds=90):
     return shown
 
 
-def test_training_in_a_log_file_is_a_line_an_epoch_and_one_a_minute(clock, capsys):
+def test_log_file_has_a_line_per_epoch_and_minute_of_training(clock, capsys):
     shown = train(clock)
     assert shown.rate(90) == pytest.approx(10.0)
     shown.epoch("epoch 1 done")
@@ -75,7 +75,7 @@ def test_training_in_a_log_file_is_a_line_an_epoch_and_one_a_minute(clock, capsy
     )
 
 
-def test_training_on_a_terminal_is_a_bar_below_the_epochs(clock, monkeypatch):
+def test_terminal_shows_training_as_a_bar_below_the_epochs(clock, monkeypatch):
     terminal = to_terminal(monkeypatch)
     shown = train(clock, first=410)
     [line] = terminal.lines()
@@ -83,8 +83,8 @@ def test_training_on_a_terminal_is_a_bar_below_the_epochs(clock, monkeypatch):
     assert re.search(r"\[01:30<08:(19|20), 10.00 images/s, train elbo -100.00\]$", line)
     shown.epoch("epoch 1 done")
     assert terminal.lines() == ["epoch 1 done", ""]
-    print("other words")  # have a line of their own
-    clock.now += 1000.0  # is none of the steps' time
+    print("other words")  # other output has its own line
+    clock.now += 1000.0  # time between steps does not count
     shown.begin(500)
     clock.now += 1.0
     shown.show(501, 2, -99.0)
@@ -97,7 +97,7 @@ def test_training_on_a_terminal_is_a_bar_below_the_epochs(clock, monkeypatch):
 
 def count(clock, quiet=False):
     countdown = progress.Countdown(100, "log-likelihood", quiet=quiet)
-    clock.now += 20.0  # compilation, with the first image
+    clock.now += 20.0  # the first image includes compilation
     countdown.show(1)
     for done in range(2, 62):
         clock.now += 1.0
@@ -105,13 +105,13 @@ def count(clock, quiet=False):
     return countdown
 
 
-def test_other_work_in_a_log_file_is_a_line_a_minute_and_one_at_the_end(clock, capsys):
+def test_log_file_has_a_line_per_minute_of_other_work_and_a_last_line(clock, capsys):
     count(clock).end()
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["log-likelihood  41 / 100  1.0 images/s  0m59s left", "log-likelihood  100 images in 1m20s"]
 
 
-def test_other_work_on_a_terminal_is_a_bar_and_then_a_line(clock, monkeypatch):
+def test_terminal_shows_other_work_as_a_bar_and_then_a_line(clock, monkeypatch):
     terminal = to_terminal(monkeypatch)
     countdown = count(clock)
     [line] = terminal.lines()
@@ -120,18 +120,18 @@ def test_other_work_on_a_terminal_is_a_bar_and_then_a_line(clock, monkeypatch):
     assert terminal.lines() == ["log-likelihood  100 images in 1m20s", ""]
 
 
-def test_quiet_work_says_nothing(clock, monkeypatch):
+def test_quiet_work_prints_nothing(clock, monkeypatch):
     terminal = to_terminal(monkeypatch)
     count(clock, quiet=True).end()
     assert terminal.getvalue() == ""
 
 
-def test_work_that_ends_before_it_is_shown_has_its_last_line(clock, capsys):
+def test_work_that_ends_before_its_first_update_has_a_last_line(clock, capsys):
     progress.Countdown(3, "nothing to do").end()
     assert capsys.readouterr().out == "nothing to do  3 images in 0m00s\n"
 
 
-def test_a_real_terminal_is_recognised():
+def test_real_terminal_is_detected():
     program = (
         "from exvae.runs.progress import Progress; p = Progress(10, 5); p.begin(0); p.show(1, 1, -3.0); "
         "p.epoch('epoch 1 done'); print('end')"
@@ -148,5 +148,5 @@ def test_a_real_terminal_is_recognised():
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0m05s"), (65.9, "1m05s"), (3725, "1h02m")])
-def test_clock_is_short(seconds, text):
+def test_clock_formats_seconds_minutes_and_hours(seconds, text):
     assert progress.clock(seconds) == text

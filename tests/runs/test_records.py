@@ -1,4 +1,4 @@
-"""Figures of single images outlive a kill, and are never taken for those of other settings."""
+"""Records of single images survive a kill and are never used for other settings."""
 
 import json
 
@@ -21,7 +21,7 @@ def open_records(workdir, settings=SETTINGS):
     return records
 
 
-def test_records_are_there_again_bit_for_bit(tmp_path, rng):
+def test_records_are_read_back_bit_for_bit(tmp_path, rng):
     values = rng.normal(size=20).astype(np.float32).astype(float)
     records = Records(tmp_path, SETTINGS)
     for image, value in enumerate(values):
@@ -33,14 +33,14 @@ def test_records_are_there_again_bit_for_bit(tmp_path, rng):
     assert again.get(20) is None
 
 
-def test_every_record_is_on_the_disk_when_add_returns(tmp_path):
+def test_every_record_is_on_disk_when_add_returns(tmp_path):
     records = Records(tmp_path, SETTINGS)
     records.add([record(1), record(2)])
     assert [json.loads(line)["image"] for line in records.path.read_text().splitlines()[1:]] == [1, 2]
     records.close()
 
 
-def test_last_record_of_an_image_counts(tmp_path):
+def test_last_record_of_an_image_is_used(tmp_path):
     records = Records(tmp_path, SETTINGS)
     records.add([record(1, -5.0)])
     records.add([record(1, -4.0)])
@@ -48,7 +48,7 @@ def test_last_record_of_an_image_counts(tmp_path):
     assert open_records(tmp_path).get(1) == record(1, -4.0)
 
 
-def test_line_cut_short_is_dropped_and_the_file_goes_on(tmp_path):
+def test_incomplete_last_line_is_dropped_and_the_file_is_continued(tmp_path):
     records = Records(tmp_path, SETTINGS)
     records.add([record(1), record(2)])
     records.close()
@@ -61,7 +61,7 @@ def test_line_cut_short_is_dropped_and_the_file_goes_on(tmp_path):
     assert (again.get(1), again.get(2)) == (record(1), record(2, -7.0))
 
 
-def test_line_that_is_no_record_is_dropped(tmp_path):
+def test_invalid_line_is_dropped(tmp_path):
     records = Records(tmp_path, SETTINGS)
     records.add([record(1), record(2)])
     records.close()
@@ -91,7 +91,7 @@ def test_second_writer_of_the_same_settings_is_refused(tmp_path):
 
 
 def test_lines_are_never_changed(tmp_path):
-    """Not by opening the file again, nor by what else stands there."""
+    """Opening the file again changes nothing, even if it contains an invalid line."""
     records = Records(tmp_path, SETTINGS)
     records.add([record(1, -5.0), record(1, -4.0)])
     records.close()
@@ -102,7 +102,7 @@ def test_lines_are_never_changed(tmp_path):
     assert records.path.read_bytes() == before
 
 
-def test_file_cut_inside_its_first_line_begins_anew(tmp_path):
+def test_file_cut_inside_its_first_line_is_started_again(tmp_path):
     records = Records(tmp_path, SETTINGS)
     records.close()
     records.path.write_text(records.path.read_text()[:-3])
@@ -112,7 +112,7 @@ def test_file_cut_inside_its_first_line_begins_anew(tmp_path):
     assert open_records(tmp_path).get(2) == record(2)
 
 
-def test_fingerprint_sees_every_value(rng):
+def test_fingerprint_depends_on_the_values(rng):
     tree = {"a": rng.normal(size=(3, 4)), "b": [np.zeros(2, np.uint8)]}
     first = fingerprint(tree)
     assert first == fingerprint(tree)

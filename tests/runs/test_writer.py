@@ -1,15 +1,15 @@
-"""metrics.jsonl."""
+"""The writer of metrics.jsonl."""
 
 import json
 
 from exvae.runs.writer import MetricsWriter
 
 
-def test_writer_takes_back_lines_after_the_step_and_a_line_cut_short(tmp_path):
+def test_writer_removes_lines_after_the_step_and_an_incomplete_line(tmp_path):
     writer = MetricsWriter(tmp_path, 0)
     for step in (10, 20, 30):
         writer.write(step, step // 10, "valid", {"elbo": -float(step)})
-    writer.write(10, 1, "test", {"elbo": -9.0})  # of the best epoch: written again when the run ends again
+    writer.write(10, 1, "test", {"elbo": -9.0})  # the line of the best epoch is written again at the end of the run
     writer.close()
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 40, "epo')

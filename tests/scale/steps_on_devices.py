@@ -1,9 +1,9 @@
-"""Twenty training steps on meshes of several sizes, for test_distributed.py, which starts it as a process of its own.
+"""Twenty training steps on meshes of several sizes. test_distributed.py runs this script as a subprocess.
 
 python tests/scale/steps_on_devices.py OUT.npz [COORDINATOR PROCESS_ID]
 
-OUT has loss, parameters and their average of every setting, on meshes of 1, 2 and 4 of the process's devices, or with a
-coordinator on all devices of two processes (`settings` says which are where).
+OUT holds the loss, the parameters and their average for the settings of `settings`: on meshes of 1, 2 and 4 devices of
+this process or, with a coordinator, on all devices of two processes.
 """
 
 import functools
@@ -40,8 +40,10 @@ FIELDS = {"train.batch_size": 16, "retrieval.rebuild_steps": 6, "model.hidden_di
 
 
 def settings(num_devices: int, num_processes: int) -> list[tuple[str, str]]:
-    """All of them on one and, but for images on the host, four devices. Compiling is most of the time, so that two
-    devices have only the neighbours' search, and two processes what each of them does in its own way.
+    """The settings for a mesh: all of them on one device, and all except images on the host on four devices.
+
+    Most of the time is compilation. So two devices have only the neighbour search, and two processes only the settings
+    in which processes differ in their work.
     """
     if num_devices == 2:
         return [("vae", "exact")]
@@ -51,7 +53,7 @@ def settings(num_devices: int, num_processes: int) -> list[tuple[str, str]]:
 
 
 def make_config(architecture: str, search: str, images: Path):
-    """`host`: exact search, with images that are not on the devices."""
+    """The search `host` is exact search with the images on the host."""
     config = configs.get_config()
     config.update_from_flattened_dict({**TINY_FIELDS, **FIELDS})
     config.data.name = f"npz:{images}"
@@ -67,14 +69,14 @@ def make_config(architecture: str, search: str, images: Path):
 
 @functools.cache
 def first_state(architecture: str, images: Path):
-    """Initialised and encoded only once: that takes as long to compile as the step."""
+    """The first state. It is computed once, because initialisation and encoding compile as long as a step."""
     setup = loop.prepare(make_config(architecture, "scann", images), Path(tempfile.mkdtemp()))
     state, _ = start(setup, mock.Mock(restore_latest=lambda like: None))
     return jax.tree.map(np.array, sharding.fetch(state))
 
 
 def place(state, setup):
-    """On the devices of `setup`, as its config needs it."""
+    """Places the state on the devices of `setup`, with the fields that its config needs."""
     num_rows = sharding.round_up(len(setup.store), setup.mesh)
     fill = lambda table: np.pad(table[: len(setup.store)], ((0, num_rows - len(setup.store)), (0, 0)))  # noqa: E731
     state = state.replace(
@@ -86,7 +88,7 @@ def place(state, setup):
 
 
 def run_steps(architecture: str, search: str, images: Path) -> dict[str, np.ndarray]:
-    """The first epoch, which is twenty steps."""
+    """Runs the first epoch, which has twenty steps. Returns the loss, the parameters and their average."""
     setup = loop.prepare(make_config(architecture, search, images), Path(tempfile.mkdtemp()))
     chex.clear_trace_counter()
     assert setup.steps_per_epoch == 20
@@ -106,14 +108,14 @@ def run_steps(architecture: str, search: str, images: Path) -> dict[str, np.ndar
 
 
 def main(out: str, coordinator: str = "", process_id: str = "-1") -> None:
-    # Few layers: they compile faster.
+    # Fewer layers compile faster.
     convhvae.Z1_STACK = convhvae.Z2_STACK = ((2, 3, 4),)
     convhvae.DECODER_LAYERS = 1
     if coordinator:
         processes.join(coordinator, 2, int(process_id))
     images = Path(out).with_name(f"images-{process_id}.npz")
-    # N = 322. Seed 0 gives a weight whose first gradient is 3e-8 of its tensor's, which is rounding: Adam makes a step
-    # of it, of another length on other devices.
+    # N = 322. With seed 0, the first gradient of one weight is only rounding error (3e-8 of its tensor's gradient).
+    # Adam turns it into a step whose length depends on the devices.
     np.savez(images, images=np.random.default_rng(1).integers(0, 256, (402, 6, 6, 1), dtype=np.uint8))
     found = {}
     for size in [4] if coordinator else [1, 2, 4]:

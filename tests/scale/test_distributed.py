@@ -1,4 +1,4 @@
-"""Several devices and several processes give the same run as one, and the end of a process ends the others."""
+"""Runs on several devices or processes equal a run on one, and if a process ends, the others end."""
 
 import collections
 import json
@@ -48,9 +48,10 @@ def outcome(process: subprocess.Popen, seconds: float = 300) -> tuple[int, str, 
 
 @pytest.mark.faults
 def test_twenty_steps_are_the_same_on_any_number_of_devices_and_processes(tmp_path):
-    """`none` is the exact prior, `host` has its images on the host. Parameters tensor by tensor.
+    """The loss and every tensor of parameters and average agree.
 
-    convhvae has optim.estimator = stl and an average of its parameters.
+    The setting `none` is the exact prior, and `host` has its images on the host. convhvae has optim.estimator=stl and
+    an average of its parameters.
     """
     script, coordinator = "tests/scale/steps_on_devices.py", free_port()
     alone, together = tmp_path / "alone.npz", tmp_path / "together.npz"
@@ -76,10 +77,11 @@ def metric_lines(workdir: Path) -> list[dict]:
 
 
 @pytest.mark.faults
-def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(tiny_config, tiny_flags, tmp_path):
-    """One device, then two processes of two of which one is killed, then one device: the same as one all along.
+def test_killed_process_ends_the_other_and_the_run_resumes_on_other_devices(tiny_config, tiny_flags, tmp_path):
+    """A run on one device, then on two processes until one is killed, then on one device equals a run on one device.
 
-    322 images do not divide by four: the tables of a checkpoint have another length than the one device needs.
+    Each process has two devices. 322 is no multiple of four, so the tables in the checkpoint are longer than on one
+    device.
     """
     more = ["--config.data.num_images=402", "--config.retrieval.search=scann", "--config.optim.schedule=constant"]
     more += ["--config.optim.learning_rate=5e-4", "--config.optim.rise_steps=1000"]
@@ -89,23 +91,23 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
     command = ["launch.py", "--config=experiments/quickstart.py", f"--workdir={tmp_path / 'moved'}", *tiny_flags, *more]
     command += ["--config.train.epochs=200", "--distributed", f"--coordinator={coordinator}", "--num_processes=2"]
     pair = [start(*command, f"--process_id={number}", devices=2) for number in range(2)]
-    said = ""
+    output = ""
     for line in pair[0].stdout:
-        said += line
+        output += line
         if line.startswith("epoch 3 "):
             break
-    assert "4 cpu devices of 2 processes" in said and "resuming from step 8 " in said, outcome(pair[0])
-    assert "epoch 3 " in said, outcome(pair[0])
+    assert "4 cpu devices of 2 processes" in output and "resuming from step 8 " in output, outcome(pair[0])
+    assert "epoch 3 " in output, outcome(pair[0])
     pair[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     code, _, err = outcome(pair[0], seconds=60)
-    assert code != 0, err  # most often JAX says that a heartbeat was missed, but a checkpoint's barrier may fail first
+    assert code != 0, err  # usually JAX reports a missed heartbeat, but a checkpoint's barrier may fail first
     assert time.monotonic() - killed < 30  # 10 s on idle cores
-    assert "epoch" not in outcome(pair[1])[1]  # only the first one prints
+    assert "epoch" not in outcome(pair[1])[1]  # only the first process prints
     saved = [
         int(path.name) for path in (tmp_path / "moved" / "checkpoints" / "latest").iterdir() if path.name.isdigit()
     ]
-    assert max(saved) >= 16  # what was being written when it was killed may be lost
+    assert max(saved) >= 16  # the checkpoint that was being written may be lost
     tiny_config.train.epochs = max(saved) // 8 + 1
     for workdir in (tmp_path / "moved", tmp_path / "straight"):
         loop.train(tiny_config, workdir)
@@ -116,7 +118,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("localhost:1", 2, -1), "must be given together"),
         (("", 2, 0), "must be given together"),
@@ -124,12 +126,12 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_with_other_devices(
         (("localhost", 2, 1), "must be HOST:PORT"),
     ],
 )
-def test_bad_addresses_are_refused(arguments, said):
-    with pytest.raises(UserError, match=re.escape(said)):
+def test_bad_addresses_are_refused(arguments, message):
+    with pytest.raises(UserError, match=re.escape(message)):
         processes.join(*arguments)
 
 
-def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch):
+def test_batch_that_is_no_multiple_of_the_devices_is_refused(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: 3 * [jax.local_devices()[0]])
     monkeypatch.setattr(jax, "local_device_count", lambda: 3)
     monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: type("Mesh", (), {"size": len(devices)}))
@@ -137,7 +139,7 @@ def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch):
         sharding.make_mesh(100)
 
 
-def test_an_unreachable_coordinator_is_one_line_after_a_bounded_time(tmp_path):
+def test_unreachable_coordinator_is_a_one_line_error_within_a_time_limit(tmp_path):
     command = ["launch.py", "--config=experiments/quickstart.py", f"--workdir={tmp_path}/run", "--distributed"]
     command += [f"--coordinator={free_port()}", "--num_processes=2", "--process_id=1"]
     os.environ["EXVAE_CONNECT_SECONDS"] = "2"

@@ -1,4 +1,4 @@
-"""Points as jobs of Slurm, with a submitit and a squeue that only remember."""
+"""Points of a sweep as Slurm jobs, with fakes of submitit and squeue."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ children = test_sweep.children  # a fixture
 
 
 class FakeSlurm:
-    """A submitit that remembers, and a squeue that shows what it is told."""
+    """A fake submitit that stores the jobs, and a fake squeue that prints the ids given to `show`."""
 
     def __init__(self, folder: Path, monkeypatch):
         self.parameters, self.jobs, self._ids = {}, {}, itertools.count(7)
@@ -58,7 +58,7 @@ def slurm(tmp_path, monkeypatch, children):
     return FakeSlurm(tmp_path / "bin", monkeypatch)
 
 
-def test_jobs_run_the_points_and_renew_the_table(tmp_path, slurm, capsys):
+def test_jobs_run_the_points_and_update_the_table(tmp_path, slurm, capsys):
     folder = tmp_path / "sweep"
 
     def submit():
@@ -75,13 +75,13 @@ def test_jobs_run_the_points_and_renew_the_table(tmp_path, slurm, capsys):
         slurm.work("7_1")
     assert [row["status"] for row in table(folder)] == ["done", "failed", "waiting"]
     slurm.show("7_2", "99")
-    assert "job 8_0  seed=1" in submit()  # neither what is finished nor what still waits
+    assert "job 8_0  seed=1" in submit()  # neither the finished point nor the queued one
     assert list(slurm.jobs) == ["8_0"]
     slurm.show("7_2", "8_0")
     assert "in the queue: 2, to submit now: 0" in submit()
 
 
-def test_it_has_nothing_to_do_when_all_is_finished(tmp_path, children, capsys, monkeypatch):
+def test_finished_sweep_submits_nothing(tmp_path, children, capsys, monkeypatch):
     children()
     run(tmp_path, "seed=0")
     monkeypatch.setitem(sys.modules, "submitit", None)
@@ -90,15 +90,15 @@ def test_it_has_nothing_to_do_when_all_is_finished(tmp_path, children, capsys, m
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [("partition=gpu", "needs timeout_min"), ("partitoin=gpu;time=1", "Unknown argument 'partitoin'$")],
 )
-def test_options_are_checked(tmp_path, slurm, options, said):
-    with pytest.raises(UserError, match=said):
+def test_options_are_checked(tmp_path, slurm, options, message):
+    with pytest.raises(UserError, match=message):
         run(tmp_path, "seed=0", executor="slurm", slurm=options)
 
 
-def test_missing_submitit_says_what_to_install(tmp_path, slurm, monkeypatch):
+def test_missing_submitit_names_what_to_install(tmp_path, slurm, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match="pip install -r requirements-slurm.txt"):
         run(tmp_path, "seed=0", executor="slurm", slurm="timeout_min=5")

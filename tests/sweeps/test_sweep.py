@@ -1,4 +1,4 @@
-"""Sweeps: the grid, what of it has to run, what failed, the table. Most points here are a few lines of Python."""
+"""Sweeps: the grid, the points to run, failures, and the table. Most points here are a few lines of Python."""
 
 import contextlib
 import csv
@@ -19,7 +19,7 @@ from exvae.errors import UserError
 from exvae.sweeps import sweep
 
 ROOT = Path(__file__).parents[2]
-# Instead of launch.py: writes what a run writes. What it does depends on the seed.
+# Replaces launch.py: writes the files of a run. The last argument chooses how it ends.
 CHILD = """
 import json, os, sys, time
 folder, config, elbo, how = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
@@ -44,7 +44,7 @@ ELBOS = {0: -110.125, 1: -100.0, 2: -120.0, 3: -90.0}  # by seed
 
 
 def fake_children(how: dict[int, str] | None = None):
-    """In place of `sweep.child_command`: how = {seed: fail, die, hang}."""
+    """A replacement of `sweep.child_command`. `how` maps seeds to "fail", "die" or "hang"."""
 
     def command(words, point):
         seed = point.config.seed
@@ -68,7 +68,7 @@ def run(folder: Path, text: str, *, workers: int = 2, executor: str = "local", s
 
 
 def starts(folder: Path) -> int:
-    """How often a point was started."""
+    """How many times a point was started."""
     return (folder / "log.txt").read_text().count("$ ")
 
 
@@ -80,11 +80,11 @@ def table(folder: Path) -> list[dict]:
 def run_launch(capsys, *arguments: str, config: str = "experiments/quickstart.py") -> tuple[int, str, str]:
     """Exit code and output of `python launch.py ...`, in this process."""
     argv = ["launch.py", f"--config={config}", "--task=train", "--out=", *arguments]
-    with mock.patch.object(sys, "argv", argv):  # config_flags looks there for the fields that are set
+    with mock.patch.object(sys, "argv", argv):  # config_flags reads the fields that are set from it
         code = launch.main(argv)
     for name in [name for name in flags.FLAGS if name.startswith("config.")]:
         delattr(flags.FLAGS, name)
-    for name in ("distributed", *sweep.OWN_FLAGS):  # other tests of this process want no sweep
+    for name in ("distributed", *sweep.OWN_FLAGS):  # so that later tests in this process run no sweep
         flags.FLAGS[name].unparse()
     return code, *capsys.readouterr()
 
@@ -105,7 +105,7 @@ def test_grid_is_the_product_in_order_and_typed(tmp_path):
     assert points[0].folder == tmp_path / "seed=0,optim.learning_rate=1e-3,prior.leave_one_out=False"
 
 
-def test_values_with_commas_stand_in_parentheses(tmp_path):
+def test_values_with_commas_are_in_parentheses(tmp_path):
     grid = sweep.parse("augment.lambdas=(1,0.4),(1, 0.8),0.5;generate.index=(),(3,5)")
     points = sweep.make_points(configs.get_config(), grid, tmp_path)
     assert [p.config.augment.lambdas for p in points[::2]] == [(1, 0.4), (1, 0.8), (0.5,)]
@@ -124,7 +124,7 @@ def test_folder_names_are_safe_and_distinct(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--sweep=;"], "must be FIELD=VALUE"),
         (["--sweep=seed"], "must be FIELD=VALUE"),
@@ -152,14 +152,14 @@ def test_folder_names_are_safe_and_distinct(tmp_path):
         (["--sweep=seed=0", "--out=x.npz"], "cannot be combined with --distributed or --out"),
     ],
 )
-def test_bad_sweep_is_one_line_and_nothing_runs(capsys, tmp_path, monkeypatch, arguments, said):
+def test_bad_sweep_is_a_one_line_error_and_nothing_runs(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.setattr(sweep, "start", lambda *_, **__: pytest.fail("a point was run"))
     code, _, err = run_launch(capsys, f"--workdir={tmp_path}/sweep", *arguments)
-    assert code == 2 and err.count("\n") == 1 and said in err
+    assert code == 2 and err.count("\n") == 1 and message in err
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] in ([], [".sweep.lock"])
 
 
-def test_command_of_a_point_is_the_sweeps_without_its_own_flags(tmp_path):
+def test_command_of_a_point_is_that_of_the_sweep_without_its_flags(tmp_path):
     (tmp_path / "flags").write_text("--sweep_workers=3\n--config.train.epochs=5\n")
     argv = "launch.py --config=x.py:prior=vamp --sweep seed=0,1 --workdir w --config.augment.lambdas (1,0.5)"
     argv += " --config.generate.label -1 -sweep_executor=local --config.prior.leave_one_out --config.train.batch_size=7"
@@ -196,7 +196,7 @@ def test_finished_points_are_skipped(tmp_path, children, capsys):
     [
         ({}, True),
         ({"data.dir": "elsewhere", "train.checkpoint_minutes": 1.0, "generate.seed": 3}, True),
-        ({"prior.num_exemplars": 2000}, True),  # what 0 became
+        ({"prior.num_exemplars": 2000}, True),  # the value that 0 stands for
         ({"prior.num_exemplars": 1000}, False),
         ({"train.epochs": 3000}, False),
         ({"train.patience": 60}, False),
@@ -235,7 +235,7 @@ def test_failed_points_are_reported_and_the_others_run(tmp_path, children, capsy
     assert [(row["seed"], row["status"]) for row in rows] == [
         ("0", "done"), ("2", "done"), ("3", "failed"), ("1", "failed"),
     ]  # fmt: skip
-    assert rows[2]["valid_elbo"] == "-90.0" and rows[2]["test_elbo"] == ""  # how far it came
+    assert rows[2]["valid_elbo"] == "-90.0" and rows[2]["test_elbo"] == ""  # the result before it failed
     children()
     run(tmp_path, "seed=1,0,3,2")
     assert [row["status"] for row in table(tmp_path)] == 4 * ["done"]
@@ -325,7 +325,7 @@ def test_second_sweep_in_a_folder_is_refused(tmp_path, children):
 PARENT = """
 import signal, sys
 from pathlib import Path
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so do theirs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell and their children ignore it
 sys.path[:0] = [{root!r}, {tests!r}]
 import test_sweep
 test_sweep.sweep.child_command = test_sweep.fake_children({{1: "hang"}})
@@ -334,7 +334,7 @@ test_sweep.run(Path({folder!r}), "seed=0,1,2", workers=1)
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is not: nobody may wait for an orphan here."""
+    """Whether a process runs. A zombie does not count, because here nothing may collect an orphan."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     return False
@@ -353,14 +353,15 @@ def wait_for(condition) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_killed_sweep_takes_its_points_with_it_and_goes_on(tmp_path, children, how):
+def test_killed_sweep_ends_its_points_and_can_be_resumed(tmp_path, children, how):
     script = PARENT.format(root=str(ROOT), tests=str(ROOT / "tests" / "sweeps"), folder=str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as parent:
         wait_for(lambda: (tmp_path / "seed=1" / "metrics.jsonl").exists())
         (child,) = children_of(parent.pid)
         parent.send_signal(how)
     wait_for(lambda: not is_alive(child))
-    assert [row["status"] for row in table(tmp_path)] == ["done", "waiting", "waiting"]  # written after seed=0
+    # The table was last written after seed=0.
+    assert [row["status"] for row in table(tmp_path)] == ["done", "waiting", "waiting"]
     children()
     run(tmp_path, "seed=0,1,2")
     assert [starts(tmp_path / f"seed={seed}") for seed in range(3)] == [1, 2, 1]
@@ -381,7 +382,7 @@ def test_ctrl_c_ends_launch_with_130(capsys, tmp_path, children, monkeypatch):
     assert not list(tmp_path.glob("seed=1/*"))
 
 
-def test_what_a_real_run_writes_is_read(trained):
+def test_summary_reads_the_files_of_a_real_run(trained):
     config, folder = trained
     point = sweep.Point({"seed": "0"}, config, folder)
     results = json.loads((folder / "results.json").read_text())
@@ -394,15 +395,15 @@ def test_what_a_real_run_writes_is_read(trained):
     assert [row["valid_elbo"]] == [line["elbo"] for line in lines if line["split"] == "valid"]
 
 
-def test_fields_that_a_run_fills_in_are_the_same_config():
+def test_same_config_accepts_fields_that_a_run_fills_in():
     command = configs.get_config()
     filled = configs.resolve(command, 320)
     assert filled.prior.num_exemplars == 160 and filled.to_dict() != command.to_dict()
     assert sweep.same_config(command.to_dict(), filled.to_dict())
 
 
-def test_a_real_point(capsys, tmp_path):
-    """The least that launch.py does in a process of its own: a Parzen window."""
+def test_real_point_runs_once(capsys, tmp_path):
+    """The smallest run of launch.py in its own process: a Parzen window."""
     arguments = ["--config.data.name=glyphs", "--config.data.num_images=100", "--config.eval.num_images=3"]
     arguments += [f"--workdir={tmp_path}", "--sweep=model.likelihood=gaussian"]
     code, out, err = run_launch(capsys, *arguments, config="experiments/mnist_parzen.py")

@@ -1,4 +1,4 @@
-"""A run with everything that the fast recipe adds, which several tests look at."""
+"""A run with all options of the fast recipe, which several tests share."""
 
 import pytest
 
@@ -20,7 +20,7 @@ RECIPE_FIELDS = {
 
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory):
-    """Three epochs in one go, a checkpoint within the second: its config, its folder, what was compiled for it."""
+    """Config, folder and compilation counts of a run of three epochs, with a checkpoint inside the second epoch."""
     config = configs.get_config()
     config.update_from_flattened_dict({**TINY_FIELDS, **RECIPE_FIELDS})
     folder = tmp_path_factory.mktemp("recipe")

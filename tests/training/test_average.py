@@ -1,4 +1,4 @@
-"""The average of the parameters (optim.ema): what it is of, what is done with it, and runs from before it existed."""
+"""The average of the parameters (optim.ema): its use, and runs that were saved before it existed."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from tests.training.test_loop import assert_same_run, metric_lines
 
 
 def restored(config, workdir):
-    """What stays the same during the run in `workdir`, and its last state."""
+    """The setup of the run in `workdir`, and its last state."""
     setup = loop.prepare(config, workdir)
     checkpoints = Checkpoints(workdir)
     state, _ = loop.start(setup, checkpoints)
@@ -26,11 +26,11 @@ def restored(config, workdir):
 
 
 def to_float64(tree) -> dict[str, np.ndarray]:
-    """A copy: the next step reuses the memory."""
+    """A copy in float64, because the next step reuses the memory."""
     return {jax.tree_util.keystr(path): np.array(leaf, np.float64) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def test_average_is_validated_kept_and_loaded_but_the_search_goes_by_the_parameters(recipe):
+def test_average_is_validated_saved_and_loaded_but_the_search_uses_the_parameters(recipe):
     config, folder, _ = recipe
     setup, state = restored(config, folder)
     valid = [line for line in metric_lines(folder) if line["split"] == "valid"][-1]
@@ -56,8 +56,8 @@ def test_average_is_validated_kept_and_loaded_but_the_search_goes_by_the_paramet
 
 
 @pytest.mark.usefixtures("unevaluated")
-def test_run_from_before_the_average_goes_on(copied, tmp_path):
-    """Its state has no field `average`, and its config.json none of `optim.estimator` and `optim.ema`."""
+def test_run_saved_before_the_average_existed_resumes(copied, tmp_path):
+    """Its state has no field `average`, and its config.json has no `optim.ema` and no other newer field."""
     config, old = copied
     shutil.copytree(old, tmp_path / "new")
     _, state = restored(config, old)

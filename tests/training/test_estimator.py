@@ -1,4 +1,4 @@
-"""The gradient with optim.estimator = stl: unbiased, no variance at the exact posterior, and nothing else is cut."""
+"""The gradient with optim.estimator=stl: unbiased, without variance at the exact posterior, otherwise complete."""
 
 import dataclasses
 import functools
@@ -19,13 +19,13 @@ from exvae.retrieval.draw import draw_exemplars
 from exvae.scale import sharding
 from exvae.state import TrainState, step_key
 
-X, W, NOISE = np.array([1.5, -0.7]), np.array([0.8, 2.0]), 0.5  # p(z) = N(0, I), p(x|z) = N(W z, NOISE), D by D
+X, W, NOISE = np.array([1.5, -0.7]), np.array([0.8, 2.0]), 0.5  # p(z) = N(0, I), p(x|z) = N(W z, NOISE), per dimension
 SHAPE, N, M, B = (4, 4, 1), 12, 6, 4
 ENCODERS = ("encoder", "q_z", "z2_from_x", "q_z2", "z1_from_x", "z1_from_z2", "q_z1_joint", "q_z1")
 
 
 def toy_gradients(q: Normal, num_samples: int, stl: bool, paired: bool = False) -> np.ndarray:
-    """The ELBO's gradient in mean and log_var of q, sample by sample, or pair by pair: (num_samples, 2, D)."""
+    """The ELBO's gradient in mean and log_var of q, for each sample or pair: (num_samples, 2, D)."""
 
     def elbo(q, key):
         rows = jax.tree.map(lambda a: jnp.stack([a] * (2 if paired else 1)), q)
@@ -42,7 +42,7 @@ def toy_gradients(q: Normal, num_samples: int, stl: bool, paired: bool = False) 
 @pytest.mark.parametrize("paired", [True, False], ids=["pairs", "single"])
 @pytest.mark.parametrize("stl", [True, False], ids=["stl", "plain"])
 def test_toy_gradient_is_unbiased(stl, paired):
-    """Of the ELBO: W (X - W mean) / NOISE - mean, and 1/2 - exp(log_var) (W^2 / NOISE + 1) / 2 for log_var."""
+    """It is W (X - W mean) / NOISE - mean for mean, and 1/2 - exp(log_var) (W^2 / NOISE + 1) / 2 for log_var."""
     q = Normal(np.array([0.3, -1.0]), np.array([-0.5, 0.4]))
     want = W * (X - W * q.mean) / NOISE - q.mean, 0.5 - 0.5 * np.exp(q.log_var) * (W**2 / NOISE + 1)
     grads = toy_gradients(q, 200_000, stl, paired)
@@ -51,8 +51,8 @@ def test_toy_gradient_is_unbiased(stl, paired):
     assert np.all(np.abs(grads.mean(axis=0) - want) < 5 * error)
 
 
-def test_opposite_pairs_leave_no_noise_in_the_gradient_of_the_mean():
-    """Where the log densities are quadratic; that of log_var loses what is linear in eps."""
+def test_opposite_pairs_remove_the_noise_from_the_gradient_of_the_mean():
+    """This is true for quadratic log densities. In the gradient of log_var, the terms linear in eps cancel."""
     q = Normal(np.array([0.3, -1.0]), np.array([-0.5, 0.4]))
     single, pairs = (toy_gradients(q, 10_000, True, paired) for paired in (False, True))
     assert np.all(pairs[:, 0].std(axis=0) < 1e-5 * single[:, 0].std(axis=0))
@@ -60,7 +60,7 @@ def test_opposite_pairs_leave_no_noise_in_the_gradient_of_the_mean():
 
 
 def test_toy_gradient_at_the_exact_posterior_vanishes_in_every_sample():
-    """What plain has there is the score alone: variance 1 / var(z) for the mean, and 1/2 for log_var."""
+    """The plain gradient is the score there, with variance 1 / var(z) for mean and 1/2 for log_var."""
     variance = 1 / (1 + W**2 / NOISE)
     q = Normal(variance * W * X / NOISE, np.log(variance))
     stl, plain = (toy_gradients(q, 200_000, stl) for stl in (True, False))
@@ -69,11 +69,11 @@ def test_toy_gradient_at_the_exact_posterior_vanishes_in_every_sample():
 
 
 def test_two_latents_at_the_exact_posterior_have_no_gradient_in_any_sample():
-    """The joint density is made that of q, with its parameters held fixed: p(z1, z2 | x) = q(z1, z2 | x)."""
+    """The density of x is replaced so that p(z1, z2 | x) = q(z1, z2 | x), with the parameters of q held fixed."""
     model, params, images = small_model("hvae")
     fixed, x = params["model"], binarize(jax.random.key(1), images[:B])
 
-    class Landed(HVAE):
+    class ExactPosterior(HVAE):
         def log_px(self, x, z2, z1):
             seen = model.apply({"params": fixed}, x, method="observe")
             q_z1, p_z1 = (
@@ -83,10 +83,10 @@ def test_two_latents_at_the_exact_posterior_have_no_gradient_in_any_sample():
             return log_normal(z2, seen.q) + log_normal(z1, q_z1) - log_normal(z1, p_z1) - gaussian_log_prob(z2)
 
     fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(HVAE)}
-    landed = Landed(**(fields | {"parent": None}))
+    exact_model = ExactPosterior(**(fields | {"parent": None}))
 
     def elbo(network, key, stl):
-        terms, _ = models.training_terms(key, key, landed, {"model": network}, x, stl=stl)
+        terms, _ = models.training_terms(key, key, exact_model, {"model": network}, x, stl=stl)
         return jnp.sum(objectives.elbo_of(terms, gaussian_log_prob(terms.z)).elbo)
 
     def run(key):
@@ -110,7 +110,7 @@ def make_config(architecture: str, estimator: str = "plain"):
 
 @functools.cache
 def small_model(architecture: str):
-    """Model, parameters that are far from those of a trained one, and training images."""
+    """A model, random parameters and training images."""
     rng = np.random.default_rng(0)
     model = models.build(make_config(architecture).model, SHAPE)
     shapes = jax.eval_shape(lambda: models.init(jax.random.key(0), model)[0])
@@ -120,7 +120,7 @@ def small_model(architecture: str):
 
 
 def by_layer(tree: dict) -> dict[str, np.ndarray]:
-    """All that a layer of the model has in one array, flat after the first axis."""
+    """{layer: all its values in one array, flat after the first axis}."""
     layers = tree["model"]
     return {
         name: np.concatenate([np.asarray(a, np.float64).reshape(len(a), -1) for a in jax.tree.leaves(layer)], axis=1)
@@ -157,7 +157,7 @@ def test_model_gradient_has_the_same_mean_and_the_elbo_the_same_value(architectu
 
 
 def left_out(params, model, key, images):
-    """Minus log q of every latent, with the samples held fixed: its gradient is what stl leaves out."""
+    """Minus log q of all latents, with the samples held fixed. Its gradient is the term that stl leaves out."""
     key_x, key_z, _ = jax.random.split(key, 3)
     apply = functools.partial(model.apply, {"params": params["model"]})
     seen = apply(binarize(key_x, images), method="observe")
@@ -172,7 +172,7 @@ def left_out(params, model, key, images):
 
 @pytest.mark.parametrize("architecture", ["vae", "hvae"])
 def test_gradients_differ_by_the_score_alone_with_the_exemplar_prior(architecture):
-    """So the exemplars' means, which come from the same encoder, have their whole gradient."""
+    """So the means of the exemplars, which come from the same encoder, keep their whole gradient."""
     model, params, images = small_model(architecture)
     key, index = jax.random.key(3), np.array([0, 3, 7, 11])
     draw = draw_exemplars(np.asarray(jax.random.key_data(key)), 0, N, M)
@@ -190,7 +190,7 @@ def test_gradients_differ_by_the_score_alone_with_the_exemplar_prior(architectur
     )
 
     def grads(params, estimator):
-        """Of the sum of the ELBOs: the loss is minus their mean."""
+        """The gradient of the sum of the ELBOs. The loss is minus their mean."""
         problem = Problem(make_config(architecture, estimator), model, sharding.make_mesh(), optax.identity(), N, 1)
         _, info = algorithm_1(problem, state.replace(params=params), batch)
         return jax.tree.map(lambda g: -len(index) * g, info.grads)

@@ -1,4 +1,4 @@
-"""The loop: every kind of run trains, resumes bit for bit, survives kills, stops on NaN."""
+"""The training loop: runs learn, resume bit for bit, survive kills and stop on NaN."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def final_state(config, workdir: Path) -> dict:
 
 
 def metric_lines(workdir: Path) -> list[dict]:
-    """metrics.jsonl without the only figure that depends on the clock."""
+    """The lines of metrics.jsonl without `images_per_second`, which depends on the clock."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("images_per_second", None)
@@ -70,7 +70,7 @@ def check_folder(workdir: Path, results: dict) -> None:
     [("hvae", "exemplar", "none"), ("vae", "exemplar", "exact")],
 )
 def test_run_learns_and_writes_its_folder(tiny_config, tmp_path, architecture, prior, search):
-    """With search = scann: `recipe`. With the other priors: tests/test_every_architecture.py."""
+    """`recipe` is a run with search=scann, and tests/test_every_architecture.py trains the other priors."""
     tiny_config.model.architecture, tiny_config.prior.name = architecture, prior
     tiny_config.retrieval.search = search
     results = loop.train(tiny_config, tmp_path)
@@ -79,7 +79,7 @@ def test_run_learns_and_writes_its_folder(tiny_config, tmp_path, architecture, p
 
 
 def test_every_function_of_a_run_is_compiled_once(recipe):
-    """Whatever ends: steps, epochs, validations, builds of the index, checkpoints."""
+    """Further steps, epochs, validations, builds of the index and checkpoints compile nothing."""
     compiled = recipe[2]
     for name in ("train_step", "encode_whole", "elbo_batch", "score"):
         assert compiled[name] == 1, name
@@ -91,8 +91,8 @@ def start(flags: list[str], workdir: Path) -> subprocess.Popen:
 
 
 @pytest.mark.faults
-def test_killed_process_goes_on_bit_for_bit(tiny_config, tiny_flags, tmp_path):
-    """SIGKILL some milliseconds after an epoch's line: within the next, a checkpoint perhaps half written."""
+def test_killed_run_resumes_bit_for_bit(tiny_config, tiny_flags, tmp_path):
+    """SIGKILL comes some milliseconds after the first epoch, perhaps while a checkpoint is being written."""
     flags = [*tiny_flags, "--config.optim.schedule=constant"]
     flags += ["--config.train.checkpoint_minutes=0.0001"]
     killed, straight = tmp_path / "killed", tmp_path / "straight"
@@ -116,7 +116,7 @@ def test_killed_process_goes_on_bit_for_bit(tiny_config, tiny_flags, tmp_path):
 
 @pytest.mark.usefixtures("unevaluated")
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(copied, monkeypatch):
-    """The weights are poisoned after the first epoch: step 9 is named, the checkpoint of step 8 stays."""
+    """The weights become NaN after the first epoch. The error names step 9, and the checkpoint of step 8 is kept."""
     config, workdir = copied
     good = final_state(config, workdir)
     config.train.epochs = 3
@@ -137,7 +137,7 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(copied, monkeypatc
 
 @pytest.mark.usefixtures("quick_start")
 def test_early_stopping_ends_the_run_after_the_warm_up(tiny_config, tmp_path, monkeypatch):
-    """Nothing improves after the third epoch: patience 2 counts from the end of the warm-up (epoch 6)."""
+    """The ELBO does not improve after epoch 3, but patience 2 counts from the end of the warm-up (epoch 6)."""
     tiny_config.prior.name, tiny_config.optim.kl_warmup_epochs = "gaussian", 6
     tiny_config.train.epochs, tiny_config.train.patience = 50, 2
     elbos = {1: -9.0, 2: -8.0, 3: -7.0, 4: -7.5, 5: -7.5, 6: -7.5, 7: -7.0}
@@ -155,9 +155,9 @@ def test_early_stopping_ends_the_run_after_the_warm_up(tiny_config, tmp_path, mo
     loop.train(tiny_config, tmp_path)
     assert ended == [1, 2, 3, 4, 5, 6, 7]
     best = [path.name for path in (tmp_path / "checkpoints" / "best").iterdir()]
-    assert sorted(best) == ["16", "24"]  # of the third epoch, and the one before it
+    assert sorted(best) == ["16", "24"]  # of epoch 3 and of epoch 2
     loop.train(tiny_config, tmp_path)
-    assert len(ended) == 7  # it has ended, and stays so
+    assert len(ended) == 7  # a stopped run does not continue
 
 
 def test_epoch_order_visits_every_image_once_and_depends_on_seed_and_epoch():
@@ -194,7 +194,7 @@ def test_table_rows_change_only_where_images_were_encoded(tiny_config, tmp_path)
 
 @pytest.mark.skipif(os.environ.get("EXVAE_DATA_DIR", "") == "", reason="EXVAE_DATA_DIR is not set")
 def test_mnist_reaches_a_sane_elbo_in_one_epoch(tmp_path):
-    """Real MNIST: the authors' log says 187.45 after epoch 1 of the paper's schedule."""
+    """On real MNIST. In the authors' log, the negative ELBO is 187.45 after epoch 1 of the paper's schedule."""
     from exvae import config as configs
 
     config = configs.get_config()
@@ -205,7 +205,7 @@ def test_mnist_reaches_a_sane_elbo_in_one_epoch(tmp_path):
 
 
 def test_resumed_run_equals_straight_run(recipe, tmp_path, monkeypatch):
-    """Stopped inside an epoch, a step after a checkpoint, with the ScaNN index between two builds."""
+    """The run stops inside an epoch, one step after a checkpoint and between two builds of the ScaNN index."""
     config, straight, _ = recipe
     reached, real = 0, loop.check_finite
 
@@ -224,11 +224,11 @@ def test_resumed_run_equals_straight_run(recipe, tmp_path, monkeypatch):
     loop.prepare(config, tmp_path).train_step.clear_cache()  # as in a new process
     with compilations() as compiled:
         loop.train(config, tmp_path)
-    assert compiled["train_step"] == 1  # what comes from a checkpoint is as what a step leaves
-    assert compiled["encode_whole"] + compiled["elbo_batch"] == 0  # these are still there
+    assert compiled["train_step"] == 1  # a restored state has the same types as the result of a step
+    assert compiled["encode_whole"] + compiled["elbo_batch"] == 0  # these are still compiled
     assert_same_run(config, straight, tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     check_folder(tmp_path, results)
     assert results["test"]["exemplars"] == 320
     lines = metric_lines(straight)
-    assert [line["epoch"] for line in lines if line["split"] == "valid"] == [2, 3]  # every second, and the last
+    assert [line["epoch"] for line in lines if line["split"] == "valid"] == [2, 3]  # every second and the last epoch

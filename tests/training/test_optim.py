@@ -1,4 +1,4 @@
-"""The optimizer and the schedules against hand-written loops in float64."""
+"""The optimizer and the schedules, compared with hand-written loops in float64."""
 
 import math
 
@@ -16,10 +16,10 @@ SHAPES = {"kernel": (7, 4), "bias": (4,), "huge": (3, 2), "tiny": (5,), "zero": 
 
 
 def gradients(rng, step):
-    """Gradients of very different size; one is always zero, one only at first."""
+    """Gradients of very different sizes. One is always zero, another one only at first."""
     grads = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
     grads["huge"] *= np.float32(1e8)
-    grads["tiny"] *= np.float32(1e-8)  # about as large as the 1e-7 that keeps the norm from 0
+    grads["tiny"] *= np.float32(1e-8)  # about as large as the 1e-7 that is added to the norm
     grads["zero"] *= 0
     grads["late"] *= step >= 5
     return grads
@@ -72,7 +72,7 @@ def test_normalised_gradients_have_unit_norm_each():
     np.testing.assert_array_equal(got["zero"], 0.0)
 
 
-def test_constant_rate_stays():
+def test_constant_rate_does_not_change():
     rate = optim.learning_rate(get_config().optim, 1000)
     assert [float(rate(step)) for step in (0, 1, 500, 10**6)] == pytest.approx([5e-4] * 4)
 
@@ -101,8 +101,8 @@ def test_kl_weight_rises_by_epochs(warmup, want):
             assert float(objectives.kl_weight(jnp.int32(step), per_epoch, warmup)) == pytest.approx(beta)
 
 
-def test_weight_decay_shrinks_the_networks_matrices_alone():
-    """With a gradient of zero a step of rate r leaves 1 - r decay of them."""
+def test_weight_decay_shrinks_only_the_networks_matrices():
+    """If the gradient is zero, a step with rate r multiplies them by 1 - r * decay."""
     config = get_config()
     config.optim.weight_decay, config.optim.learning_rate = 0.3, 0.1
     network = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}

@@ -9,7 +9,7 @@ from exvae.state import EarlyStopping
 from exvae.training import stopping
 
 
-def test_patience_counts_epochs_where_not_all_are_validated():
+def test_patience_counts_epochs_between_validations():
     found, bad = EarlyStopping.start(), []
     for epoch, elbo in ((5, -3.0), (10, -4.0), (15, -3.0), (20, -2.0)):
         found = stopping.update(found, epoch, elbo, warmup_epochs=0, every=5)
@@ -59,7 +59,7 @@ def test_early_stopping_counts_a_plateau_as_bad(elbo):
     assert (int(found.best_epoch), int(found.bad_epochs)) == (1, 3)
 
 
-def test_early_stopping_does_not_take_nan_for_better():
+def test_early_stopping_counts_nan_as_bad():
     found = stopping.update(EarlyStopping.start(), 1, -5.0, warmup_epochs=0)
     found = stopping.update(found, 2, math.nan, warmup_epochs=0)
     assert (float(found.best_elbo), int(found.bad_epochs)) == (-5.0, 1)

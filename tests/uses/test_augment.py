@@ -1,4 +1,4 @@
-"""The augmented classifier: its loss, its noise, its records, and what practitioners take."""
+"""The augmented classifier: its loss, its noise, its records, and the Python interface."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ def initialised(network, image_shape):
 
 
 def world(run, learning_rate=0.1):
-    """A classifier, its optimizer, its state and what it draws from."""
+    """A classifier, its optimizer, its state and its source of images."""
     run.config.augment.learning_rate = learning_rate
     network = classifier.Classifier(8, 5)
     optimizer = classifier.make_optimizer(run.config, 10)
@@ -82,7 +82,7 @@ def test_new_images_are_fresh_rounded_draws_around_their_sources(make_run, prior
 
 
 def test_noise_is_fresh_in_every_step_and_plain_training_has_none(run):
-    """With a learning rate of zero the loss of the same batch changes by the noise alone."""
+    """With a learning rate of zero, the loss of a batch changes only by the noise."""
     index = np.arange(40)
     for lambda_, changes in ((0.4, True), (0.0, True), (1.0, False)):
         network, optimizer, state, source = world(run, learning_rate=0.0)
@@ -104,7 +104,7 @@ def test_step_is_compiled_once(run):
 
 
 def test_no_gradient_reaches_the_model(run, monkeypatch):
-    monkeypatch.setattr(jnp, "round", lambda x: x)  # which has no gradient of its own accord
+    monkeypatch.setattr(jnp, "round", lambda x: x)  # because the gradient of `round` is zero anyway
     network, _, state, source = world(run)
     codes = jax.tree.map(lambda leaf: leaf[:20], source.codes)
 
@@ -116,7 +116,7 @@ def test_no_gradient_reaches_the_model(run, monkeypatch):
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(grads))
     moved = jax.tree.map(lambda leaf: leaf + 0.05, run.params)
     loss = jax.jit(loss)
-    assert float(loss(moved, codes)) != float(loss(run.params, codes))  # though it does depend on it
+    assert float(loss(moved, codes)) != float(loss(run.params, codes))  # although the loss depends on the model
 
 
 def test_rate_falls_linearly_to_a_hundredth(run):
@@ -126,20 +126,20 @@ def test_rate_falls_linearly_to_a_hundredth(run):
     for _ in range(100):
         update, state = optimizer.update(jnp.ones(()), state, params)
         moves.append(-float(update))
-    momentum = np.cumsum(0.9 ** np.arange(100))  # of a constant gradient
+    momentum = np.cumsum(0.9 ** np.arange(100))  # for a constant gradient
     rates = np.array(moves) / momentum
     np.testing.assert_allclose(rates, 0.1 - 0.099 * np.arange(100) / 100, rtol=1e-4)
 
 
-def elsewhere(run, name):
-    """The same run in a folder of its own."""
+def in_own_folder(run, name):
+    """The same run in its own folder."""
     other = dataclasses.replace(run, workdir=run.workdir / name)
     other.workdir.mkdir()
     return other
 
 
 def captured(monkeypatch) -> list:
-    """Every classifier that is evaluated: itself, its parameters, and the images."""
+    """A list that collects (classifier, parameters, images) of every evaluation."""
     seen, predict = [], augment.predict
 
     def watch(classifier, params, images):
@@ -150,11 +150,11 @@ def captured(monkeypatch) -> list:
     return seen
 
 
-def test_killed_training_goes_on_to_the_same_bits_and_done_networks_are_not_trained_again(run, monkeypatch, capsys):
+def test_killed_training_resumes_bit_for_bit_and_repeats_no_finished_network(run, monkeypatch, capsys):
     run.config.augment.lambdas, run.config.augment.epochs = (0.4,), 3
     monkeypatch.setattr(augment, "SAVE_SECONDS", 0)
     seen = captured(monkeypatch)
-    straight = elsewhere(run, "straight")
+    straight = in_own_folder(run, "straight")
     augment.main(straight)
 
     class Kill(progress.Countdown):
@@ -176,14 +176,14 @@ def test_killed_training_goes_on_to_the_same_bits_and_done_networks_are_not_trai
     with monkeypatch.context() as patch:
         patch.setattr(augment, "make_step", counting)
         augment.main(run)
-    assert len(steps) == 18  # the first of three epochs was not taken again
+    assert len(steps) == 18  # the first of three epochs is not repeated
     jax.tree.map(np.testing.assert_array_equal, seen[0][1], seen[1][1])
     numbers = [json.loads((place / "augment_test.json").read_text()) for place in (straight.workdir, run.workdir)]
     assert numbers[0] == numbers[1]
-    assert [path.suffix for path in (run.workdir / "augmentation").iterdir()] == [".jsonl"]  # nothing is left behind
+    assert [path.suffix for path in (run.workdir / "augmentation").iterdir()] == [".jsonl"]  # no temporary file is left
     run.config.augment.networks = 2
     augment.main(run)
-    assert len(seen) == 3  # one more, not two
+    assert len(seen) == 3  # one more network, not two
     errors = json.loads((run.workdir / "augment_test.json").read_text())["errors"]
     assert errors[0]["mean"] == pytest.approx(np.mean(errors[0]["errors"]))
     assert errors[0]["std"] == pytest.approx(np.std(errors[0]["errors"], ddof=1))
@@ -194,7 +194,7 @@ def test_task_trains_on_the_right_images_and_plots_a_sweep(run, monkeypatch, cap
     sizes, make_source = [], augment.make_source
     monkeypatch.setattr(augment, "make_source", lambda run, split: sizes.append(len(split)) or make_source(run, split))
     run.config.augment.epochs, run.config.augment.lambdas = 1, (1.0, 0.0)
-    other = elsewhere(run, "other")
+    other = in_own_folder(run, "other")
     run.config.augment.split = "valid"
     augment.main(other)
     run.config.augment.compare = str(run.workdir / "o*")
@@ -272,9 +272,9 @@ def test_broken_results_of_other_runs_are_left_out(run, capsys):
 
 
 def test_training_learns(run):
-    """On classes that a line separates the error falls to nothing."""
+    """The error on linearly separable classes falls to zero."""
     images = np.zeros((200, 28, 28, 1), np.uint8)
-    labels = np.where(np.arange(200) % 2, 1000, -1).astype(np.int32)  # any integers
+    labels = np.where(np.arange(200) % 2, 1000, -1).astype(np.int32)  # labels may be any integers
     images[labels > 0, :14] = 255
     run = dataclasses.replace(run, grey=data.Dataset(*3 * [data.Split(images, labels)]))
     run.config.augment.lambdas = (1.0,)
@@ -291,10 +291,10 @@ def test_unlabelled_data_and_large_batches_are_refused(run):
         augment.main(run)
 
 
-def test_diverging_training_is_said(run, monkeypatch):
+def test_diverging_training_names_the_network_and_the_epoch(run, monkeypatch):
     run.config.augment.learning_rate, run.config.augment.lambdas = 1e30, (1.0,)
     monkeypatch.setattr(augment, "SAVE_SECONDS", 0)
-    for _ in range(2):  # nothing that is not finite was kept to go on from
+    for _ in range(2):  # the second run does not resume from a state that is not finite
         with pytest.raises(FloatingPointError, match="lambda 1, network 1 of 1: the loss is not finite in epoch 1"):
             augment.main(run)
 
@@ -308,7 +308,7 @@ def test_augment_gives_n_new_versions_of_each_image(run):
     np.testing.assert_allclose(still, np.repeat(run.reconstruct(images)[:, None], 2, axis=1), atol=1e-5)
 
 
-def test_batches_carry_labels_along_and_mix_real_and_new(run):
+def test_batches_keep_labels_and_mix_real_and_new_images(run):
     images, names = run.grey.train.images[:50], np.array([f"image {i}" for i in range(50)])
     lookup = {name: image / np.float32(255) for name, image in zip(names, images, strict=True)}
     batches = list(itertools.islice(run.augmented_batches(KEY, images, names, 20, real=0.5), 6))
@@ -318,9 +318,9 @@ def test_batches_carry_labels_along_and_mix_real_and_new(run):
     x, y = next(run.augmented_batches(KEY, images, names, 20, real=1.0))
     np.testing.assert_allclose(x, np.stack([lookup[name] for name in y]), atol=1e-6)
     first = next(run.augmented_batches(KEY, images, names, 20, real=0.5))
-    np.testing.assert_array_equal(first[0], batches[0][0])  # the key decides
+    np.testing.assert_array_equal(first[0], batches[0][0])  # the same key gives the same batches
     epochs = [set(y) for _, y in batches]
-    assert epochs[0].isdisjoint(epochs[1])  # two batches of an epoch
+    assert epochs[0].isdisjoint(epochs[1])  # two batches of one epoch
     for labels, real, size in ((names[:9], 0.5, 20), (names, 1.5, 20), (names, 0.5, 51)):
         with pytest.raises(UserError):
             run.augmented_batches(KEY, images, labels, size, real)

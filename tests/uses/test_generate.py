@@ -22,7 +22,7 @@ KEY = jax.random.key(0)
 
 
 class Identity(nn.Module):
-    """An image is its own code: what is decoded can be compared with the density that codes are drawn from."""
+    """A model in which an image is its own code, so that decoded images show the density of the codes."""
 
     block_rows = 4000
 
@@ -40,7 +40,7 @@ class Identity(nn.Module):
 
 @pytest.fixture
 def identity_run(make_run, rng):
-    """Five exemplars of labels 0, 1, 1, 2, 2 and sigma = 0.2."""
+    """A run with five exemplars of labels 0, 1, 1, 2, 2 and sigma = 0.2."""
 
     def make(prior):
         images = rng.integers(0, 256, (5, 2, 2, 1), dtype=np.uint8)
@@ -55,7 +55,7 @@ def identity_run(make_run, rng):
 @pytest.mark.parametrize(("prior", "sigma"), [("exemplar", 0.2), ("gaussian", 0.3), ("vamp", 0.3)])
 def test_codes_have_the_mean_and_variance_of_r(identity_run, monkeypatch, prior, sigma, temperature):
     """r(z|x) = N(mu(x), sigma^2 I), Eq. (7); q(z|x) for the other priors."""
-    monkeypatch.setattr(Identity, "block_rows", 1500)  # the noise of one block is not that of another
+    monkeypatch.setattr(Identity, "block_rows", 1500)  # several blocks, each with its own noise
     run = identity_run(prior)
     x, n = run.exemplars.images[:1], 8000
     z = generate.around(KEY, run, np.repeat(x, n, axis=0), temperature=temperature).reshape(n, 4)
@@ -115,7 +115,7 @@ def test_drawn_pixels_are_binary_with_the_decoder_mean_as_probability(make_run):
     assert (abs(drawn.mean(0) - mean) < 5 * error).all()
 
 
-def test_same_key_same_images_other_key_others(make_run):
+def test_same_key_gives_the_same_images_and_another_key_others(make_run):
     for prior in ("exemplar", "gaussian", "vamp"):
         run = make_run(prior)
         one, again, other = (run.sample(jax.random.key(seed), 6) for seed in (1, 1, 2))
@@ -176,7 +176,7 @@ def test_grid_has_the_reconstruction_in_its_middle_and_moves_along_two_direction
     assert len(np.unique(cells.reshape(25, -1).round(6), axis=0)) == 25
 
 
-def test_a_chain_takes_each_image_as_the_exemplar_of_the_next(identity_run, make_run):
+def test_chain_uses_each_image_as_the_exemplar_of_the_next(identity_run, make_run):
     run = identity_run("exemplar")
     start = np.zeros((2000, 2, 2, 1), np.float32)
     chain = generate.iterate(KEY, run, start, 3, temperature=1.0, draw=False)
@@ -189,7 +189,7 @@ def test_a_chain_takes_each_image_as_the_exemplar_of_the_next(identity_run, make
 
 
 @pytest.mark.parametrize(
-    ("index", "label", "said"),
+    ("index", "label", "message"),
     [
         ([320], None, "there is no exemplar 320: they are numbered 0..319"),
         ([-1], None, "there is no exemplar -1"),
@@ -197,11 +197,11 @@ def test_a_chain_takes_each_image_as_the_exemplar_of_the_next(identity_run, make
         ([0, 1], "other", "none of the chosen exemplars has label"),
     ],
 )
-def test_exemplars_that_do_not_exist_are_refused(make_run, index, label, said):
+def test_exemplars_that_do_not_exist_are_refused(make_run, index, label, message):
     run = make_run()
     if label == "other":
         label = min(set(range(5)) - set(run.exemplars.labels[:2].tolist()))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         run.sample(KEY, 2, index=index, label=label)
 
 
@@ -245,7 +245,7 @@ def test_tasks_write_figures_arrays_and_single_images(make_run, prior, tmp_path)
 
 @pytest.fixture
 def drawn(monkeypatch) -> dict:
-    """What the tasks hand to the figures, by file name."""
+    """The images that the tasks pass to the figures, by file name."""
     seen = {}
     for name in ("save_grid", "save_plates"):
         monkeypatch.setattr(gallery.figures, name, lambda path, images, *_, **__: seen.__setitem__(path.stem, images))
@@ -253,19 +253,19 @@ def drawn(monkeypatch) -> dict:
 
 
 def distance_to(images: np.ndarray, sources: np.ndarray) -> np.ndarray:
-    """Largest difference of a pixel to the nearest of the sources."""
+    """For each image, the largest difference of a pixel to the nearest source."""
     flat, known = images.reshape(-1, 1, 4), sources.reshape(1, -1, 4) / 255
     return np.abs(flat - known).max(-1).min(1)
 
 
-def test_sample_task_obeys_label_temperature_and_draw(identity_run, drawn):
+def test_sample_task_uses_label_temperature_and_draw(identity_run, drawn):
     run = identity_run("exemplar")
     options = run.config.generate
     options.label, options.temperature, options.num_sources = 2, 0.0, 9
     gallery.sample_task(run)
     of_class = run.exemplars.images[3:]
-    assert distance_to(drawn["random"], of_class).max() < 1e-6  # random samples and plates
-    assert drawn["plates"].shape[:2] == (2, 12)  # no exemplar twice
+    assert distance_to(drawn["random"], of_class).max() < 1e-6
+    assert drawn["plates"].shape[:2] == (2, 12)  # no exemplar occurs twice
     assert distance_to(drawn["plates"], of_class).max() < 1e-6
     options.temperature = 1.0
     gallery.sample_task(run)
@@ -302,7 +302,7 @@ def test_grid_follows_the_two_main_directions_of_the_nearest_exemplars(make_run,
             run.model.apply(
                 {"params": run.params["model"]}, KEY, (origin + sign * step)[None].astype(np.float32), method="decode"
             )
-            for sign in (1, -1)  # an eigenvector has no sign
+            for sign in (1, -1)  # the sign of an eigenvector is arbitrary
         ]
         assert min(np.abs(cells[place] - candidate[0]).max() for candidate in candidates) < 1e-4
 
@@ -328,7 +328,7 @@ def test_saved_samples_can_be_exemplars_and_data(make_run, tmp_path):
     np.testing.assert_array_equal(again.images, split.images)
 
 
-def test_chosen_exemplars_come_one_plate_each_in_the_order_given(make_run, monkeypatch):
+def test_chosen_exemplars_have_one_plate_each_in_the_given_order(make_run, monkeypatch):
     run = make_run()
     run.config.generate.index = (9, 4)
     seen = []
@@ -342,7 +342,7 @@ def test_chosen_exemplars_come_one_plate_each_in_the_order_given(make_run, monke
 
 
 @pytest.mark.parametrize(
-    ("out", "said"),
+    ("out", "message"),
     [
         ("full", "new or empty"),
         ("file.txt", "must be a .npz file"),
@@ -351,11 +351,11 @@ def test_chosen_exemplars_come_one_plate_each_in_the_order_given(make_run, monke
         ("folder.npz", "is a folder"),
     ],
 )
-def test_out_that_would_mix_with_other_files_is_refused(tmp_path, out, said):
+def test_out_with_other_files_in_the_way_is_refused(tmp_path, out, message):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.png").touch()
     (tmp_path / "file.txt").touch()
     (tmp_path / "file").touch()
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         outputs.check(str(tmp_path / out))

@@ -1,4 +1,4 @@
-"""kNN, explanations and memorisation against scikit-learn and brute force."""
+"""kNN, explanations and memorisation, compared with scikit-learn and brute force."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ def points(rng):
 
 
 def test_knn_errors_equal_those_of_scikit_learn(points, monkeypatch):
-    monkeypatch.setattr(represent, "BATCH", 60)  # several batches, the last of them filled up
+    monkeypatch.setattr(represent, "BATCH", 60)  # several batches, the last one padded
     x, y = points
     found = represent.knn_errors(x[:550], y[:550], x[550:], y[550:])
     assert tuple(found) == (3, 5, 7, 9, 11, 13, 15)
@@ -33,14 +33,14 @@ def test_knn_errors_equal_those_of_scikit_learn(points, monkeypatch):
         assert error == pytest.approx(1 - reference.score(x[550:], y[550:]), abs=1e-9)
 
 
-def test_vote_is_the_most_frequent_label_and_the_smallest_of_equals(rng):
+def test_vote_is_the_most_frequent_label_and_the_smallest_of_ties(rng):
     labels = rng.integers(0, 4, (200, 9)).astype(np.int32)
     found = represent.vote(jnp.asarray(labels), (1, 4, 9))
     for row, k in zip(np.asarray(found), (1, 4, 9), strict=True):
-        np.testing.assert_array_equal(row, stats.mode(labels[:, :k], axis=1).mode)  # takes the smallest, too
+        np.testing.assert_array_equal(row, stats.mode(labels[:, :k], axis=1).mode)  # SciPy also takes the smallest one
 
 
-def test_k_is_chosen_on_validation_and_the_test_set_sees_train_and_valid(points):
+def test_k_is_chosen_on_validation_and_tested_with_train_and_valid(points):
     x, y = points
     parts = {"train": slice(0, 300), "valid": slice(300, 450), "test": slice(450, 700)}
     empty = np.zeros((0, 1, 1, 1), np.uint8)
@@ -77,7 +77,7 @@ def test_responsibilities_match_brute_force_and_sum_to_one(make_run, monkeypatch
     np.testing.assert_allclose(few.responsibility, found.responsibility[:, :3], rtol=1e-4)
 
 
-def test_explanations_need_exemplars_and_a_possible_k(make_run):
+def test_explanations_need_exemplars_and_a_valid_k(make_run):
     with pytest.raises(UserError, match="the vamp prior has no exemplars"):
         make_run("vamp").nearest_exemplars(make_run().dataset.test.images)
     for k in (0, 321):
@@ -87,15 +87,15 @@ def test_explanations_need_exemplars_and_a_possible_k(make_run):
 
 def test_distance_to_the_nearest_image_matches_brute_force(rng, monkeypatch):
     monkeypatch.setattr(pixels, "BATCH", 7)
-    exemplars = rng.integers(0, 256, (2100, 3, 3, 1), dtype=np.uint8)  # more than a block
+    exemplars = rng.integers(0, 256, (2100, 3, 3, 1), dtype=np.uint8)  # more than one block
     x = rng.uniform(size=(20, 3, 3, 1)).astype(np.float32)
     x[0] = exemplars[2099] / np.float32(255)
     want = np.sqrt(np.sum((x[:, None] - exemplars / 255.0) ** 2, axis=(2, 3, 4))).min(1)
     np.testing.assert_allclose(pixels.nearest_distance(x, exemplars), want, atol=2e-3)
 
 
-def test_a_model_that_copies_is_seen(make_run, monkeypatch):
-    """Samples at zero temperature from a model that returns its input are training images: distance zero."""
+def test_memorisation_detects_a_model_that_copies(make_run, monkeypatch):
+    """If samples are training images, their distance to the training set is zero."""
     run = make_run()
     copies = lambda key, run, count, **_: type("S", (), {"images": run.exemplars.images[:count] / np.float32(255)})  # noqa: E731
     monkeypatch.setattr(represent.generate, "sample", copies)
@@ -105,7 +105,7 @@ def test_a_model_that_copies_is_seen(make_run, monkeypatch):
 
 
 def test_memorisation_compares_with_the_right_images(make_run, monkeypatch):
-    """With a model that reconstructs perfectly, training images have distance zero and held-out ones have not."""
+    """If reconstruction is perfect, training images have distance zero and held-out images do not."""
     monkeypatch.setattr(represent.generate, "reconstruct", lambda run, images: images / np.float32(255))
     found = represent.memorisation(jax.random.key(0), make_run(), 15)
     assert found["training images, reconstructed"].max() < 1e-2

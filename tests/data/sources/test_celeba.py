@@ -1,4 +1,4 @@
-"""CelebA from jpgs: the crop, the splits, and what may be wrong with the files."""
+"""CelebA from jpgs: the crop, the splits, and errors in the files."""
 
 import io
 import zipfile
@@ -16,7 +16,7 @@ from exvae.errors import UserError
 
 
 def face(seed, size=(178, 218)):
-    """A smooth picture, so that little is lost at half size and in a jpg."""
+    """A smooth picture, which loses little at half size and in a jpg."""
     coarse = np.random.default_rng(seed).integers(0, 256, (8, 7, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((178, 218), Image.Resampling.BICUBIC).resize(size, Image.Resampling.BOX)
 
@@ -60,10 +60,11 @@ def test_crop_is_the_middle_140_of_a_full_image():
     centres = (np.arange(64) + 0.5) * 140 / 64 - 0.5
     across = np.asarray(celeba.crop("", Image.fromarray(ramp)))[30, :, 0]
     down = np.asarray(celeba.crop("", Image.fromarray(steep)))[:, 30, 0]
-    # A filter that keeps straight lines, but for the ends, where half of it is missing.
+    # The filter keeps a linear ramp, except at the ends, where half of the filter is cut off.
     np.testing.assert_allclose(across[2:-2], 19 + centres[2:-2], atol=1)
     np.testing.assert_allclose(down[2:-2], 39 + centres[2:-2], atol=1)
-    assert across.min() >= 19 and across.max() <= 158 and down.min() >= 39 and down.max() <= 178  # nothing beyond
+    # No pixel comes from outside of the crop.
+    assert across.min() >= 19 and across.max() <= 158 and down.min() >= 39 and down.max() <= 178
 
 
 def test_crop_is_antialiased():
@@ -107,7 +108,7 @@ def test_celeba_is_found_in_the_users_folder(tmp_path, sub):
     assert found.train.labels is None
 
 
-def test_celeba_of_two_copies_the_larger_counts(tmp_path):
+def test_celeba_larger_of_two_copies_is_read(tmp_path):
     folder = write_folder(tmp_path / "img_align_celeba", 5)
     write_zip(tmp_path / "first.zip", folder)
     (folder / "000005.jpg").unlink()
@@ -115,7 +116,7 @@ def test_celeba_of_two_copies_the_larger_counts(tmp_path):
     assert len(read_all(tmp_path)) == 5
 
 
-def test_celeba_part_is_split_as_a_pool_of_arrays(tmp_path):
+def test_celeba_part_is_split_like_arrays(tmp_path):
     write_folder(tmp_path / "celeba", 30)
     everything = storage.decode(celeba.read(tmp_path / "celeba", ""), memory_mib=1024)
     for seed in (0, 7):
@@ -134,7 +135,7 @@ def test_celeba_complete_has_the_official_splits(tmp_path, monkeypatch):
     np.testing.assert_array_equal(dataset.train.images, images[:7])
     np.testing.assert_array_equal(dataset.valid.images, images[7:10])
     np.testing.assert_array_equal(dataset.test.images, images[10:])
-    (folder / "000003.jpg").rename(folder / "000013.jpg")  # as many images, but not all of the official ones
+    (folder / "000003.jpg").rename(folder / "000013.jpg")  # the official number of images, but other file names
     assert [len(part) for part in vars(load(tmp_path)).values()] == [10, 1, 1]
 
 
@@ -154,14 +155,14 @@ def test_celeba_broken_jpg_is_named(tmp_path, monkeypatch, memory_mib):
         load(tmp_path, memory_mib=memory_mib)
 
 
-def test_celeba_other_size_is_refused(tmp_path):
+def test_celeba_wrong_size_is_refused(tmp_path):
     path = write_folder(tmp_path / "celeba", 8) / "000006.jpg"
     path.write_bytes(jpg(face(6, (109, 89))))
     with pytest.raises(UserError, match=rf"^{path}: 109x89 pixels, but aligned .* have 178x218 or 89x109$"):
         load(tmp_path)
 
 
-def test_celeba_number_twice_is_refused(tmp_path):
+def test_celeba_duplicate_number_is_refused(tmp_path):
     path = write_zip(tmp_path / "x.zip", write_folder(tmp_path / "y" / "z" / "jpgs", 3))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("more/000002.jpg", b"")
@@ -193,7 +194,7 @@ def test_celeba_broken_zip_is_named(tmp_path):
         load(tmp_path)
 
 
-def test_celeba_shards_of_another_length_are_refused(tmp_path):
+def test_celeba_shards_of_wrong_length_are_refused(tmp_path):
     path = tmp_path / "shard"
     path.touch()
     parts = celeba.from_shards(tmp_path, {"train": [(path, 3)]}, lambda path: [jpg(face(0))] * 2)

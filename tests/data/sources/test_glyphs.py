@@ -65,7 +65,7 @@ def test_generate_same_character_is_closer_than_another(sample):
 
 
 def test_generate_strokes_are_lines_not_noise(sample):
-    """Bright pixels lie beside bright pixels; shuffled pixels do not."""
+    """Bright pixels have bright neighbours, unlike pixels in random order."""
     bright = sample.images[..., 0] > 128
     padded = np.pad(bright, ((0, 0), (1, 1), (1, 1)))
     shifts = [(i, j) for i in range(3) for j in range(3) if (i, j) != (1, 1)]

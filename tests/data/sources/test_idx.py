@@ -1,4 +1,4 @@
-"""IDX files: exact values back, and every way in which a file can be wrong."""
+"""IDX files: values are read exactly, and every kind of damaged file is refused."""
 
 import numpy as np
 import pytest
@@ -25,12 +25,12 @@ def test_idx_round_trip_gives_the_same_values(tmp_path, small, suffix, write_set
         assert split.images.flags.c_contiguous
 
 
-def test_idx_empty_folder_is_not_here(tmp_path):
+def test_idx_empty_folder_raises_not_here(tmp_path):
     with pytest.raises(NotHere, match="train-images-idx3-ubyte"):
         idx.read(tmp_path, "mnist")
 
 
-def test_idx_missing_one_of_four_is_an_error(tmp_path, small, write_set):
+def test_idx_missing_file_is_an_error(tmp_path, small, write_set):
     write_set(tmp_path, np.random.default_rng(0))
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(UserError, match="not t10k-labels-idx1-ubyte"):
@@ -54,7 +54,7 @@ def test_idx_truncated_gzip_names_file_and_sizes(tmp_path, small, write_set):
         idx.read(tmp_path, "mnist")
 
 
-def test_idx_file_that_is_no_gzip_is_an_error(tmp_path, small, write_set):
+def test_idx_invalid_gzip_is_an_error(tmp_path, small, write_set):
     write_set(tmp_path, np.random.default_rng(0), suffix=".gz")
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(b"<html>not found</html>")
     with pytest.raises(UserError, match="train-labels-idx1-ubyte.gz: broken gzip file"):
@@ -77,7 +77,7 @@ def test_idx_wrong_count_and_wrong_image_size_name_both(tmp_path, encode):
         idx.read_array(path, (3, 28, 28))
 
 
-def test_idx_other_magic_is_an_error(tmp_path, encode):
+def test_idx_wrong_magic_is_an_error(tmp_path, encode):
     path = tmp_path / "a"
     path.write_bytes(encode(np.zeros((3, 2, 2), np.uint8)))
     with pytest.raises(UserError, match="not an IDX file of bytes in 1 dimensions"):

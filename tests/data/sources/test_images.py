@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 
 
 def draw(path, *, size=(8, 8), colour=False):
-    """Writes random pixels as a png; returns them."""
+    """Writes random pixels as a png and returns them."""
     pixels = RNG.integers(0, 256, (size[1], size[0], 3) if colour else (size[1], size[0]), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
@@ -38,7 +38,7 @@ def folder(tmp_path):
     return tmp_path / "pictures"
 
 
-def test_images_are_read_in_sorted_order_unchanged_at_their_own_size(folder):
+def test_images_of_the_right_size_are_read_unchanged_in_sorted_order(folder):
     pixels = {name: draw(folder / name) for name in ("c.png", "a.png", "b.PNG")}
     (folder / "notes.txt").write_text("not an image")
     (folder / ".hidden.png").write_text("not an image")
@@ -53,14 +53,14 @@ def test_images_zip_equals_folder(folder, tmp_path):
     for name in ("x/1.png", "x/2.png", "y/1.png"):
         draw(folder / name, colour=True)
     expected = read(folder, image_size=8, colour=True)["all"]
-    for prefix in ("", "root/"):  # a zip often wraps all in one folder
+    for prefix in ("", "root/"):  # a zip file often has one top folder
         archive = zipped(folder, tmp_path / "pictures.zip", prefix)
         found = read(archive, image_size=8, colour=True)["all"]
         np.testing.assert_array_equal(found.images, expected.images)
         assert found.labels.tolist() == expected.labels.tolist() == [0, 0, 1]
 
 
-def test_images_resize_is_antialiased_and_of_the_centre_square(folder):
+def test_images_resize_is_antialiased_and_takes_the_centre_square(folder):
     board = np.indices((56, 56)).sum(0) % 2 * 255  # without antialiasing: all black or all white
     wide = np.concatenate([np.zeros((56, 20)), board, np.zeros((56, 20))], axis=1)
     folder.mkdir()
@@ -82,7 +82,7 @@ def test_images_labels_are_the_sorted_subfolders(folder):
         draw(folder / name)
     labels = read(folder, image_size=8, colour=False)["all"].labels
     assert labels.tolist() == [0, 1, 2, 2] and labels.dtype == np.int32
-    draw(folder / "top.png")  # an image outside of the classes: no labels
+    draw(folder / "top.png")  # an image outside of the class folders: no labels
     assert read(folder, image_size=8, colour=False)["all"].labels is None
 
 
@@ -102,7 +102,7 @@ def test_images_of_mixed_size_need_an_image_size(folder):
     assert read(folder, image_size=4, colour=False)["all"].images.shape == (2, 4, 4, 1)
 
 
-def test_images_photograph_is_turned_upright(folder):
+def test_images_exif_orientation_is_applied(folder):
     folder.mkdir()
     image = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
     exif = Image.Exif()

@@ -10,7 +10,7 @@ from exvae.errors import UserError
 
 
 def write(folder, images, test_images, **more):
-    """Writes images (n, 28, 28) the way MATLAB stores them: a column each, down first."""
+    """Writes images (n, 28, 28) as MATLAB stores them: one column for each image, in column-major order."""
     columns = {key: np.stack([x.ravel(order="F") for x in xs], 1) for key, xs in
                (("data", images), ("testdata", test_images))}  # fmt: skip
     scipy.io.savemat(folder / "chardata.mat", {**columns, **more})
@@ -29,7 +29,7 @@ def test_mat_images_come_back_upright(tmp_path):
     assert parts["train"].images.flags.c_contiguous and parts["train"].labels is None
 
 
-def test_mat_labels_number_characters_alike_in_train_and_test(tmp_path):
+def test_mat_labels_of_a_character_are_equal_in_train_and_test(tmp_path):
     images = np.zeros((4, 28, 28))
     alphabet, character = np.array([0, 0, 1, 1]), np.array([1, 2, 1, 1])
     onehot = np.eye(50)[alphabet].T

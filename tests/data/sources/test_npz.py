@@ -1,4 +1,4 @@
-"""Numpy archives: what is accepted, and what is said where it is not."""
+"""NumPy archives: the accepted contents, and the messages about all others."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def save(tmp_path, **arrays):
     [IMAGES, IMAGES[..., None], IMAGES.reshape(12, 16), IMAGES / 255.0, (IMAGES / 255.0).astype(np.float32)],
     ids=["(n,H,W)", "(n,H,W,1)", "flat", "float64", "float32"],
 )
-def test_npz_forms_of_the_same_images_read_alike(tmp_path, stored):
+def test_npz_equivalent_arrays_give_the_same_images(tmp_path, stored):
     parts = npz.read(save(tmp_path, images=stored))
     np.testing.assert_array_equal(parts["all"].images, IMAGES[..., None])
     assert parts["all"].images.dtype == np.uint8 and parts["all"].labels is None
@@ -138,7 +138,7 @@ def test_npz_find_prefers_the_exact_name_and_refuses_to_guess(tmp_path):
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_large_arrays_of_bytes_are_mapped(tmp_path, monkeypatch, rng, save):
-    """Only a stored member can be; the contents are the same either way."""
+    """Only an uncompressed array can be mapped. The contents are the same either way."""
     monkeypatch.setattr(npz, "MAPPED_FROM", 1000)
     train = rng.integers(0, 256, (50, 7, 7, 3), dtype=np.uint8)
     save(tmp_path / "large.npz", test=train[:5], labels=np.arange(3), train=train, train_labels=np.arange(50))
@@ -150,5 +150,6 @@ def test_large_arrays_of_bytes_are_mapped(tmp_path, monkeypatch, rng, save):
     while isinstance(base.base, np.ndarray):
         base = base.base
     assert isinstance(base, np.memmap) == (save is np.savez)
-    np.savez(tmp_path / "floats.npz", train=train / 255, test=train[:5] / 255)  # no bytes: nothing to map
+    # Floats are converted to bytes, so they are not mapped.
+    np.savez(tmp_path / "floats.npz", train=train / 255, test=train[:5] / 255)
     np.testing.assert_array_equal(npz.read(tmp_path / "floats.npz")["train"].images, train)

@@ -1,4 +1,4 @@
-"""The copies are written by TFDS itself; it needs no TensorFlow for that as long as images come to it as files."""
+"""Copies in the format of TFDS. TFDS writes them without TensorFlow, because the images are given as files."""
 
 import functools
 import gzip
@@ -27,7 +27,7 @@ def png(pixels):
 
 
 class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Stands in for the real builder of the same name: same features, same keys, a few examples."""
+    """A builder with the features and keys of the real builder, and only a few examples."""
 
     VERSION = tfds.core.Version("3.0.1")
     examples: dict  # split: list of (key, features)
@@ -50,7 +50,7 @@ class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 def prepare(folder, base=Tiny, **fields):
     tfds.disable_progress_bar()
-    with tfds.core.registered.skip_registration():  # the real builders have these names already
+    with tfds.core.registered.skip_registration():  # the real builders already have these names
         builder = type("Tiny", (base,), fields)(data_dir=folder, file_format="array_record")
     builder.download_and_prepare()
     return pathlib.Path(builder.data_dir)
@@ -130,7 +130,7 @@ def test_read_damaged_copy_names_the_folder(damage, tmp_path):
 
 
 def drawing(label, drawer):
-    """White paper with a dark square whose place tells label and drawer."""
+    """White paper with a dark square whose position encodes label and drawer."""
     pixels = np.full((105, 105), 255, np.uint8)
     pixels[15 * (label + 1) :, 4 * drawer : 4 * drawer + 8][:8] = 0
     return pixels
@@ -139,7 +139,7 @@ def drawing(label, drawer):
 @pytest.fixture
 def omniglot_copy(tmp_path):
     names = ("Aa_0", "Aa_1", "Bb_0")
-    keys = {"train": (0, 1), "test": (2,)}  # as in TFDS, alphabets are in one split only
+    keys = {"train": (0, 1), "test": (2,)}  # as in TFDS, each alphabet is in one split only
     examples = {
         split: [
             (f"{names[label]}_{label + 1:04d}_{drawer:02d}.png", {"image": png(drawing(label, drawer)), "label": label})
@@ -172,7 +172,7 @@ def test_read_omniglot_refuses_another_order(omniglot_copy, tmp_path):
         tfds_source.read("omniglot", str(tmp_path))
 
 
-def test_omniglot_left_out_makes_the_papers_count():
+def test_omniglot_left_out_images_give_the_papers_count():
     left_out = set(tfds_source._OMNIGLOT_LEFT_OUT)
     assert 1623 * 5 - len(left_out) == 8070
     assert all(0 <= label < 1623 and 16 <= drawer <= 20 for label, drawer in left_out)
@@ -182,7 +182,7 @@ FACES = {"train": 6, "validation": 3, "test": 2}
 
 
 class Faces(Tiny):
-    """As TFDS's celeb_a: jpgs, with more than the image in an example."""
+    """Like celeb_a in TFDS: jpgs, and examples with further features."""
 
     VERSION = tfds.core.Version("2.1.0")
 
@@ -196,7 +196,7 @@ class Faces(Tiny):
 
 
 def face(number):
-    """A jpg whose colours tell its number."""
+    """A jpg whose colours encode its number."""
     file = io.BytesIO()
     Image.fromarray(np.full((218, 178, 3), (20 * number, 10 * number, 5), np.uint8)).save(file, "JPEG")
     return io.BytesIO(file.getvalue())
@@ -217,7 +217,7 @@ def face_copy(tmp_path, monkeypatch):
 
 
 def test_read_celeba_gives_the_three_splits(face_copy, tmp_path):
-    parts = registry._in_tfds("celeba", tmp_path)  # the user's folder, for it holds a copy
+    parts = registry._in_tfds("celeba", tmp_path)  # reads the user's folder, which holds a copy
     first = None
     for memory_mib in (1, 0):
         found = storage.decode(parts, memory_mib=memory_mib)
@@ -255,7 +255,7 @@ def test_shrink_keeps_ink_and_makes_it_bright():
     assert small.sum() / 255 == pytest.approx(64, rel=0.02)
 
 
-def test_read_without_copy_says_why(tmp_path, monkeypatch):
+def test_read_without_copy_gives_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(
         tfds_source.importlib.util, "find_spec", lambda name: None if name == "tensorflow" else object()
     )
@@ -265,20 +265,20 @@ def test_read_without_copy_says_why(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_read_without_network_says_why(tmp_path, monkeypatch):
+def test_read_without_network_gives_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(tfds_source.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(tfds_source._DOWNLOADED_FROM, "mnist", "http://127.0.0.1:9")
     with pytest.raises(NotHere, match=r"failed to make one: http://127.0.0.1:9 does not answer"):
         tfds_source.read("mnist", str(tmp_path))
 
 
-def test_read_unknown_name(tmp_path):
+def test_read_unknown_name_lists_the_known_ones(tmp_path):
     with pytest.raises(NotHere, match="only for mnist, fashion_mnist, omniglot, celeba"):
         tfds_source.read("cifar10", str(tmp_path))
 
 
 def test_read_real_copy_equals_idx_files():
-    """Set TFDS_DATA_DIR to a prepared copy and EXVAE_DATA_DIR to a folder with the IDX files of MNIST."""
+    """Needs TFDS_DATA_DIR with a prepared copy and EXVAE_DATA_DIR with the IDX files of MNIST."""
     copy, idx = os.environ.get("TFDS_DATA_DIR"), os.environ.get("EXVAE_DATA_DIR")
     if not copy or not tfds_source._find_copy(pathlib.Path(copy), "mnist"):
         pytest.skip("TFDS_DATA_DIR holds no prepared mnist")
