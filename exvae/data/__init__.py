@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 from jaxtyping import UInt8
 
-from exvae.data import registry, splits, storage
+from exvae.data import decoding, registry, splits
 from exvae.data.types import Dataset, Parts, Split
 from exvae.errors import UserError
 
@@ -27,11 +27,11 @@ def load(data_config: ml_collections.ConfigDict, *, binarize: bool = True) -> Da
     """
     check_name(data_config.name)
     raw = splits.assign(_read(data_config.name, data_config), seed=data_config.split_seed)
-    dataset = Dataset(**storage.decode(vars(raw), memory_mib=data_config.memory_mib))
+    dataset = Dataset(**decoding.decode(vars(raw), memory_mib=data_config.memory_mib))
     return splits.binarize(dataset) if binarize else dataset
 
 
-def load_exemplars(which: str, grey: Dataset, *, memory_mib: float = storage.MEMORY_MIB) -> Split:
+def load_exemplars(which: str, grey: Dataset, *, memory_mib: float = decoding.MEMORY_MIB) -> Split:
     """Load the images that `config.eval.exemplars` names: train, train+valid, npz:PATH or images:PATH."""
     if which == "train":
         return grey.train
@@ -40,7 +40,7 @@ def load_exemplars(which: str, grey: Dataset, *, memory_mib: float = storage.MEM
     height, _, channels = grey.train.images.shape[1:]
     parts = _read(which, ml_collections.ConfigDict({"image_size": height, "colour": channels == 3}))
     name = "all" if "all" in parts else "train"
-    split = storage.decode({name: parts[name]}, memory_mib=memory_mib)[name]
+    split = decoding.decode({name: parts[name]}, memory_mib=memory_mib)[name]
     check_size(split.images, grey.train.images.shape[1:], f"config.eval.exemplars={which}")
     return split
 
@@ -49,7 +49,7 @@ def join(*parts: Split) -> Split:
     """Concatenate splits. The result has labels if all parts have them."""
     known = [part.labels for part in parts if part.labels is not None]
     labels = np.concatenate(known) if len(known) == len(parts) else None
-    return Split(storage.concatenate([part.images for part in parts]), labels)
+    return Split(decoding.concatenate([part.images for part in parts]), labels)
 
 
 def check_size(images: UInt8[np.ndarray, "n H W C"], image_shape: tuple[int, ...], where: str) -> None:

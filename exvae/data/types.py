@@ -1,4 +1,4 @@
-"""The types that data sources, splits and storage have in common."""
+"""The types that data sources, splits and decoding have in common."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Undecoded:
-    """Images of a source, given by indices. They can be selected and reordered before `storage.decode` decodes them."""
+    """Images of a source, given by indices. They can be selected and reordered before they are decoded."""
 
     source: Source
     index: Int[np.ndarray, " n"]
@@ -66,7 +66,7 @@ class Dataset(Generic[Images]):
     test: Split[Images]
 
 
-# Before `storage.decode`: images may be arrays or undecoded.
+# Before `decoding.decode`: images may be arrays or undecoded.
 RawSplit = Split[np.ndarray | Undecoded]
 RawDataset = Dataset[np.ndarray | Undecoded]
 Parts = Mapping[str, RawSplit]  # what a source returns: "train", "test" and perhaps "valid", or "all"

@@ -8,7 +8,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from exvae import data
-from exvae.data import storage
+from exvae.data import decoding
 from exvae.data.sources import celeba
 
 FOLDER = Path(os.environ.get("EXVAE_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
@@ -54,7 +54,7 @@ def test_real_celeba_mean_is_a_face():
     parts = celeba.read(FOLDER / "celeba", "celeba")
     assert sum(map(len, parts.values())) in (10_000, 202_599)
     part = parts["all" if "all" in parts else "train"]
-    images = storage.decode({"some": data.Split(part.images[:300])}, memory_mib=1024)["some"].images
+    images = decoding.decode({"some": data.Split(part.images[:300])}, memory_mib=1024)["some"].images
     mean = images.mean(0)
     # In the mean face, eyes are darker than cheeks, both sides are alike, and skin is more red than blue.
     eyes, cheeks = mean[27:32, 16:48].mean(), mean[38:43, 18:46].mean()

@@ -10,7 +10,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from exvae.data import storage
+from exvae.data import decoding
 from exvae.data.sources import idx
 from exvae.data.types import NotHere, Split
 from exvae.errors import UserError
@@ -21,7 +21,7 @@ _TIMEOUT = 600  # seconds; the download has 11 MB
 
 def read() -> dict[str, Split]:
     """Read MNIST from the cache folder. Download it first if it is missing."""
-    folder = storage.cache_dir() / "mnist"
+    folder = decoding.cache_dir() / "mnist"
     if not folder.is_dir():
         _download(folder)
     try:

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from exvae import data
-from exvae.data import registry, splits, storage
+from exvae.data import decoding, registry, splits
 from exvae.data.sources import celeba, files
 from exvae.data.types import NotHere
 from exvae.errors import UserError
@@ -47,7 +47,7 @@ def load(folder, **fields):
 
 
 def read_all(folder):
-    return storage.decode(celeba.read(folder, "celeba"), memory_mib=1024)["all"].images
+    return decoding.decode(celeba.read(folder, "celeba"), memory_mib=1024)["all"].images
 
 
 def images_of(dataset):
@@ -118,7 +118,7 @@ def test_celeba_larger_of_two_copies_is_read(tmp_path):
 
 def test_celeba_part_is_split_like_arrays(tmp_path):
     write_folder(tmp_path / "celeba", 30)
-    everything = storage.decode(celeba.read(tmp_path / "celeba", ""), memory_mib=1024)
+    everything = decoding.decode(celeba.read(tmp_path / "celeba", ""), memory_mib=1024)
     for seed in (0, 7):
         expected, found = splits.assign(everything, seed=seed), load(tmp_path, split_seed=seed)
         assert [len(part) for part in vars(found).values()] == [24, 3, 3]
@@ -199,7 +199,7 @@ def test_celeba_shards_of_wrong_length_are_refused(tmp_path):
     path.touch()
     parts = celeba.from_shards(tmp_path, {"train": [(path, 3)]}, lambda path: [jpg(face(0))] * 2)
     with pytest.raises(UserError, match=f"{path}: holds 2 images instead of 3"):
-        storage.decode(parts, memory_mib=1)
+        decoding.decode(parts, memory_mib=1)
 
 
 def test_file_states_change_with_the_file(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exvae.data import storage
+from exvae.data import decoding
 from exvae.data.sources import images
 from exvae.errors import UserError
 
@@ -22,7 +22,7 @@ def draw(path, *, size=(8, 8), colour=False):
 
 
 def read(path, **options):
-    return storage.decode(images.find(path, **options), memory_mib=1)
+    return decoding.decode(images.find(path, **options), memory_mib=1)
 
 
 def zipped(folder, path, prefix=""):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exvae.data import registry, storage
+from exvae.data import decoding, registry
 from exvae.data.sources import celeba, tfds_records, tfds_source
 from exvae.data.types import NotHere
 from exvae.errors import UserError
@@ -220,7 +220,7 @@ def test_read_celeba_gives_the_three_splits(face_copy, tmp_path):
     parts = registry._in_tfds("celeba", tmp_path)  # reads the user's folder, which holds a copy
     first = None
     for memory_mib in (1, 0):
-        found = storage.decode(parts, memory_mib=memory_mib)
+        found = decoding.decode(parts, memory_mib=memory_mib)
         assert list(found) == ["train", "valid", "test"]
         number = 0
         for part, count in zip(found.values(), FACES.values(), strict=True):
@@ -236,7 +236,7 @@ def test_read_celeba_gives_the_three_splits(face_copy, tmp_path):
 def test_read_celeba_damaged_copy_names_the_folder(face_copy, tmp_path):
     damage_records(face_copy)
     with pytest.raises(UserError, match=f"TFDS copy at {face_copy} is damaged; [^\n]*$"):
-        storage.decode(tfds_source.read("celeba", str(tmp_path)), memory_mib=1)
+        decoding.decode(tfds_source.read("celeba", str(tmp_path)), memory_mib=1)
 
 
 def test_read_celeba_of_another_size_is_refused(face_copy, tmp_path, monkeypatch):

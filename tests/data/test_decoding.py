@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from exvae import data
-from exvae.data import splits, storage
+from exvae.data import decoding, splits
 from exvae.data.sources import images
 from exvae.errors import UserError
 
@@ -20,7 +20,7 @@ BLOCK, COUNT = 90, 200  # more than two blocks
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(storage, "_BLOCK", BLOCK)
+    monkeypatch.setattr(decoding, "_BLOCK", BLOCK)
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def folder(drawn, tmp_path):
 def decoded(monkeypatch):
     """A list that collects the names of decoded images."""
     names = []
-    original = storage._decode_block
+    original = decoding._decode_block
 
     def count(source, block):
         names.extend(name for name, _ in block)
         return original(source, block)
 
-    monkeypatch.setattr(storage, "_decode_block", count)
+    monkeypatch.setattr(decoding, "_decode_block", count)
     return names
 
 
@@ -79,7 +79,7 @@ def mapped_file(array):
 
 @pytest.mark.parametrize("memory_mib", [1024, 0])
 def test_split_of_files_equals_split_of_arrays(folder, cache, memory_mib):
-    everything = storage.decode(images.find(folder, image_size=2, colour=False), memory_mib=1024)
+    everything = decoding.decode(images.find(folder, image_size=2, colour=False), memory_mib=1024)
     for seed in (0, 3):
         assert_same(load(folder, memory_mib, split_seed=seed), splits.assign(everything, seed=seed))
 
@@ -89,7 +89,7 @@ def test_split_of_folders_train_and_test_equals_split_of_arrays(tmp_path, cache)
         path = tmp_path / "own" / ("train" if i < 50 else "test") / "xyz"[i % 3] / f"{i:03d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((2, 2), i, np.uint8)).save(path)
-    parts = storage.decode(images.find(tmp_path / "own", image_size=2, colour=False), memory_mib=1024)
+    parts = decoding.decode(images.find(tmp_path / "own", image_size=2, colour=False), memory_mib=1024)
     expected = splits.assign(parts, seed=1)
     for memory_mib in (1024, 0):
         assert_same(load(tmp_path / "own", memory_mib, split_seed=1), expected)
@@ -176,7 +176,7 @@ def test_interrupted_write_leaves_no_file_and_is_repeated(folder, cache, decoded
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
-        context.setattr(storage, "_decoded", interrupt)
+        context.setattr(decoding, "_decoded", interrupt)
         load(folder, 0)
     assert not [path for path in cache.rglob("*") if path.suffix in (".npy", ".tmp")]
     (lock,) = cache.rglob("*.lock")
@@ -187,8 +187,8 @@ def test_interrupted_write_leaves_no_file_and_is_repeated(folder, cache, decoded
 
 def _load_and_count(folder, barrier, queue):
     calls = []
-    original = storage._decode_block
-    storage._decode_block = lambda source, block: calls.append(len(block)) or original(source, block)
+    original = decoding._decode_block
+    decoding._decode_block = lambda source, block: calls.append(len(block)) or original(source, block)
     barrier.wait()
     total = int(load(folder, 0).train.images.sum())
     queue.put((total, sum(calls)))
@@ -208,7 +208,7 @@ def test_simultaneous_processes_decode_once(folder, cache):
 
 
 def test_long_decoding_prints_progress(folder, cache, monkeypatch, capsys):
-    monkeypatch.setattr(storage, "_PROGRESS_SECONDS", -1.0)
+    monkeypatch.setattr(decoding, "_PROGRESS_SECONDS", -1.0)
     load(folder, 1024)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"decoding {folder}  {BLOCK} / {COUNT} images" and lines[-1].endswith(
