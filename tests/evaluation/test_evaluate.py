@@ -11,6 +11,7 @@ from exvae.config import get_config
 from exvae.data.store import Store
 from exvae.encoding import make_encode_all
 from exvae.evaluation import elbo, evaluate
+from exvae.runs.records import Memory
 from exvae.scale import sharding
 from tests.conftest import compilations
 
@@ -139,3 +140,22 @@ def test_standard_error_equals_scipy(rng):
     values = rng.normal(size=50)
     assert evaluate.standard_error(values) == pytest.approx(stats.sem(values))
     assert evaluate.standard_error(values[:1]) is None
+
+
+def test_second_estimate_of_the_audit_decides_nothing(make_run, monkeypatch):
+    """`excess` above the tolerance doubles the candidates. `loss` is only reported, so it stays unbiased."""
+    run, passes = make_run(), []
+    run.config.eval.tolerance = 0.5
+    lines = [(0, 0.1, 0.9), (1, 0.9, 0.1), (2, 0.9, 0.9), (3, 0.1, 0.1)]  # image, excess, loss
+    records = Memory()
+    records.add([{"image": i, "excess": excess, "loss": loss, "candidates": 50} for i, excess, loss in lines])
+
+    def score(mesh, scorer, images, order, *, candidates, records, countdown):
+        passes.append((candidates, order))
+        records.add([{"image": i, "excess": 0.0, "loss": 0.0, "candidates": candidates} for i in order])
+
+    monkeypatch.setattr(evaluate, "_score", score)
+    monkeypatch.setattr(evaluate, "_components", lambda *_: None)
+    monkeypatch.setattr(evaluate, "make_scorer", lambda *_, **__: lambda *_: None)
+    evaluate.score_images(run, run.config, run.grey.test.images, np.arange(4), records, quiet=True)
+    assert passes == [(100, [1, 2])]

@@ -13,16 +13,7 @@ from exvae.evaluation.elbo import mean_elbo
 from exvae.keys import VALID, stream
 from exvae.runs.checkpoint import Checkpoints
 from exvae.training import loop
-from tests.training.test_loop import assert_same_run, metric_lines
-
-
-def restored(config, workdir):
-    """The setup of the run in `workdir`, and its last state."""
-    setup = loop.prepare(config, workdir)
-    checkpoints = Checkpoints(workdir)
-    state, _ = loop.start(setup, checkpoints)
-    checkpoints.close()
-    return setup, state
+from tests.training.test_loop import assert_same_run, metric_lines, restored
 
 
 def to_float64(tree) -> dict[str, np.ndarray]:

@@ -207,3 +207,24 @@ def test_gradients_differ_by_the_score_alone_with_the_exemplar_prior(architectur
         name = jax.tree_util.keystr(path)
         np.testing.assert_allclose(a - b, score, rtol=1e-3, atol=1e-5 * scale, err_msg=name)
         assert (np.abs(score).max() > 1e-3 * scale) == any(f"'{layer}'" in name for layer in ENCODERS), name
+
+
+class Noise(HVAE):
+    """Returns the noise of z1, summed over its dimensions, as log p(x|z)."""
+
+    def log_px(self, x, z2, z1):
+        q_z1 = self.posterior_z1(self.observe(x).features, z2)
+        return jnp.sum((z1 - q_z1.mean) * jnp.exp(-0.5 * q_z1.log_var), axis=-1)
+
+
+def test_both_latents_of_a_pair_have_opposite_noise():
+    model, params, images = small_model("hvae")
+    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(HVAE)}
+    noise = Noise(**(fields | {"parent": None}))
+    x, key = binarize(jax.random.key(1), images[:B]), jax.random.key(2)
+    for samples, is_paired in ((4, True), (3, False)):
+        terms, _ = models.training_terms(key, key, noise, params, x, samples=samples)
+        for drawn in ((terms.z - terms.q.mean).sum(-1), terms.log_px):  # noise of z2, noise of z1
+            first, second = np.asarray(drawn[: 2 * B]).reshape(-1, 2).T
+            assert np.abs(first).min() > 1e-3
+            assert np.allclose(first, -second, atol=1e-4) == is_paired

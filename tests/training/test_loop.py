@@ -13,7 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from exvae import data
 from exvae.data.batches import epoch_order
+from exvae.retrieval import NOBODY
+from exvae.retrieval.draw import draw_exemplars
 from exvae.runs.checkpoint import Checkpoints
 from exvae.scale import sharding
 from exvae.training import loop, setup
@@ -22,12 +25,18 @@ from tests.conftest import compilations
 ROOT = Path(__file__).parents[2]
 
 
-def final_state(config, workdir: Path) -> dict:
-    """Every array of the last checkpoint, by its path."""
+def restored(config, workdir: Path):
+    """Everything that is constant during the run in `workdir`, and its last state, or the initial one."""
     setup = loop.prepare(config, workdir)
     checkpoints = Checkpoints(workdir)
     state, _ = loop.start(setup, checkpoints)
     checkpoints.close()
+    return setup, state
+
+
+def final_state(config, workdir: Path) -> dict:
+    """Every array of the last checkpoint, by its path."""
+    _, state = restored(config, workdir)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
 
 
@@ -173,10 +182,7 @@ def test_epoch_order_visits_every_image_once_and_depends_on_seed_and_epoch():
 @pytest.mark.usefixtures("quick_start")
 def test_table_rows_change_only_where_images_were_encoded(tiny_config, tmp_path):
     """Algorithm 1: one step writes the means of the batch and of its neighbours, and no other row."""
-    setup = loop.prepare(tiny_config, tmp_path)
-    checkpoints = Checkpoints(tmp_path)
-    state, _ = loop.start(setup, checkpoints)
-    checkpoints.close()
+    setup, state = restored(tiny_config, tmp_path)
     means = np.asarray(setup.evaluator.encode_all(state.params, setup.store))
     np.testing.assert_array_equal(state.table, means)  # filled before the first step
     before = means + 1.0
@@ -232,3 +238,43 @@ def test_resumed_run_equals_straight_run(recipe, tmp_path, monkeypatch):
     assert results["test"]["exemplars"] == 320
     lines = metric_lines(straight)
     assert [line["epoch"] for line in lines if line["split"] == "valid"] == [2, 3]  # every second and the last epoch
+
+
+@pytest.mark.usefixtures("quick_start")
+@pytest.mark.parametrize("search", ["none", "scann"])
+def test_host_chooses_from_the_draw_of_the_step(tiny_config, tmp_path, search):
+    """The compiled step divides by the size of its own draw, so the host must choose from the same draw."""
+    tiny_config.retrieval.search = search
+    setup, state = restored(tiny_config, tmp_path)
+    feeder = loop.Feeder(setup.config, setup.model, setup.mesh, setup.store, state)
+    for number in (0, 3):
+        batch = feeder(state, number, np.arange(40, dtype=np.int32))
+        drawn = draw_exemplars(state.key, jnp.int32(number), 320, 100).contains(np.arange(320))
+        chosen = set(np.asarray(batch.chosen).tolist()) - {NOBODY}
+        assert chosen <= set(np.flatnonzero(drawn))
+        assert len(chosen) == 100 or search == "scann"
+    swapped = []
+    for number in range(17 if search == "scann" else 0):  # the index is swapped before every fifth step
+        new = feeder.swap_index(state, number)
+        if new is not state:
+            swapped.append(number)
+            np.testing.assert_array_equal(new.indexed[0], state.indexed[1])
+            np.testing.assert_array_equal(new.indexed[1], state.table)
+        state = new.replace(table=state.table + 1)
+    assert swapped == ([5, 10, 15] if search == "scann" else [])
+
+
+def test_exemplars_of_the_final_evaluation_are_grey(tiny_config, tmp_path):
+    tiny_config.eval.exemplars = "train+valid"
+    setup = loop.prepare(tiny_config, tmp_path)
+    parts = data.load(tiny_config.data, binarize=False)
+    assert len(np.unique(parts.valid.images)) > 2
+    np.testing.assert_array_equal(setup.exemplars.images, np.concatenate([parts.train.images, parts.valid.images]))
+
+
+def test_logged_sigma_is_a_standard_deviation(recipe):
+    config, folder, _ = recipe
+    log_var = float(final_state(config, folder)[".params['prior']['log_var']"])
+    last = [line for line in metric_lines(folder) if line["split"] == "train"][-1]
+    assert abs(log_var) > 0.1
+    assert last["sigma"] == pytest.approx(np.exp(0.5 * log_var), rel=1e-6)
