@@ -5,6 +5,7 @@ import os
 # Programs of the tests run for milliseconds, so XLA compiles them fast and optimises little, also in subprocesses.
 os.environ["OMP_NUM_THREADS"] = "1"  # waiting OpenMP threads (t-SNE) would slow down other processes
 QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICKLY += " --xla_cpu_parallel_codegen_split_count=1 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
 
 import collections
