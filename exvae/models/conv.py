@@ -1,42 +1,44 @@
-"""Convolutions in NHWC layout that are fast on CPUs and accelerators.
-
-XLA's CPU convolution is slow, especially in the gradient of the kernel. On a CPU a convolution is therefore a matrix
-product of image patches and the kernel. The patches of a whole batch do not fit into the cache, so a few images are
-processed at a time. The backward pass builds the patches again instead of storing them.
-"""
+"""Convolutions in NHWC layout that are fast on CPUs (`conv_cpu.py`) and accelerators (XLA's convolution)."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Float
 
 from exvae.arrays import Array
+from exvae.models import conv_cpu
+from exvae.models.conv_cpu import RESULT, Images, Kernel, Outputs, Padding
 
-# Size of the patches and outputs of one piece of a batch. The matrix products of smaller pieces are too small for full
-# speed. The patches of larger pieces do not stay in the cache.
-PIECE_BYTES = 4 * 2**20
-
-Images = Float[Array, "B H W C"]
-Kernel = Float[Array, "k l C F"]
-Padding = tuple[tuple[int, int], tuple[int, int]]  # zeros above and below, left and right
 NO_PADDING: Padding = ((0, 0), (0, 0))
 
 
-def conv2d(x: Images, kernel: Kernel, *, stride: int = 1, padding: Padding | None = None) -> Float[Array, "B h w F"]:
+def conv2d(
+    x: Images,
+    kernel: Kernel,
+    *,
+    stride: int = 1,
+    padding: Padding | None = None,
+    finish: Callable[..., Outputs] | None = None,
+    params: Any = (),
+) -> Outputs:
     """Convolve images with a kernel.
 
     Args:
       padding: zeros around the images. By default h = ceil(H / stride) and w = ceil(W / stride), and the kernel must
         have an odd height and width.
+      finish: a function (params, result) that is applied to the result of each image.
+      params: everything else that `finish` depends on.
     """
     if padding is None:
         k, l = kernel.shape[:2]  # noqa: E741
@@ -44,11 +46,25 @@ def conv2d(x: Images, kernel: Kernel, *, stride: int = 1, padding: Padding | Non
             raise ValueError(f"kernel.shape={kernel.shape} must start with two odd numbers")
         padding = ((k // 2, k // 2), (l // 2, l // 2))
     if kernel.shape[:2] == (1, 1) and padding == NO_PADDING:
-        return x[:, ::stride, ::stride] @ kernel[0, 0]
-    # Only on a single device: with several, a loop over the batch would first gather it on each of them.
-    if jax.default_backend() == "cpu" and jax.device_count() == 1:
-        return _conv_by_patches(x, kernel, stride, padding)
-    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        y = x[:, ::stride, ::stride] @ kernel[0, 0]
+        return y if finish is None else finish(params, y)
+    mesh = jax.sharding.get_abstract_mesh()
+    # Without a mesh, the devices that hold the images are unknown. A loop over them would gather them on every device.
+    if jax.default_backend() == "cpu" and not (mesh.empty and jax.device_count() > 1):
+        convolve = functools.partial(conv_cpu.conv, stride=stride, padding=padding, finish=finish)
+        return _on_each_device(convolve, len(x))(x, kernel, params)
+    y = lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return y if finish is None else finish(params, checkpoint_name(y, RESULT))
+
+
+def _on_each_device(function: Callable[..., Outputs], num_images: int) -> Callable[..., Outputs]:
+    """Split the images of function(images, ...) over the devices of the context (`scale.sharding.context`)."""
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto)
+    if not axes or mesh.size == 1 or num_images % mesh.size:
+        return function
+    whole, part = PartitionSpec(), PartitionSpec(axes)
+    return jax.shard_map(function, mesh=mesh, in_specs=(part, whole, whole), out_specs=part, check_vma=False)
 
 
 # How a 5x5 kernel acts on an image of doubled size. An output in an even row (first matrix) or an odd row (second
@@ -85,9 +101,13 @@ def gated_conv(
     stride: int = 1,
 ) -> Float[Array, "B h w F"]:
     """(W * x + b) sigmoid(V * x + c), where * is the convolution. Both kernels share one convolution."""
-    y = conv2d(x, jnp.concatenate([kernel, gate_kernel], -1), stride=stride)
+    both = jnp.concatenate([kernel, gate_kernel], -1)
+    return conv2d(x, both, stride=stride, finish=_gate, params=(bias, gate_bias))
+
+
+def _gate(biases: tuple[Float[Array, " F"], Float[Array, " F"]], y: Float[Array, "B h w 2*F"]) -> Outputs:
     value, gate = jnp.split(y, 2, -1)
-    return (value + bias) * jax.nn.sigmoid(gate + gate_bias)
+    return (value + biases[0]) * jax.nn.sigmoid(gate + biases[1])
 
 
 class GatedConv(nn.Module):
@@ -130,95 +150,3 @@ def uniform_init(kernel_shape: tuple[int, int, int, int]) -> Callable[[Array, tu
     """Return the initialiser U(-1/sqrt(fan_in), 1/sqrt(fan_in)) of kernel and bias, with fan_in = k l C."""
     bound = math.prod(kernel_shape[:3]) ** -0.5
     return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
-
-
-# The CPU path -------------------------------------------------------------------------------------------------------
-
-
-def _patches(x: Images, size: tuple[int, ...], stride: int, padding: Padding) -> Float[Array, "B h w klC"]:
-    """Cut out the k x l patch of each output position, in the order of the rows of kernel.reshape(-1, F)."""
-    k, l = size  # noqa: E741
-    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    height, width = x.shape[1] - k + 1, x.shape[2] - l + 1
-    # Columns first, then rows: k + l slices compile faster than k * l, especially for k = 7.
-    x = jnp.concatenate([x[:, :, j : j + width : stride] for j in range(l)], -1)
-    return jnp.concatenate([x[:, i : i + height : stride] for i in range(k)], -1)
-
-
-def _images_per_piece(num_images: int, bytes_per_image: int) -> int:
-    """Return how many images take about PIECE_BYTES: a divisor of `num_images` if possible, to avoid padding."""
-    most = max(1, min(num_images, PIECE_BYTES // bytes_per_image))
-    return next((n for n in range(most, most // 2, -1) if num_images % n == 0), most)
-
-
-def _pieces(a: Float[Array, "B ..."], size: int) -> Float[Array, "P size ..."]:
-    """Cut a batch into pieces. Pad the last one with images of zeros, which add nothing to any gradient."""
-    missing = -a.shape[0] % size
-    if missing:
-        a = jnp.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1))
-    return a.reshape(-1, size, *a.shape[1:])
-
-
-def _map(f: Callable[[Array], Array], pieces: Float[Array, "P ..."]) -> Float[Array, "P ..."]:
-    """Apply lax.map, but without a loop if there is only one piece."""
-    return lax.map(f, pieces) if len(pieces) > 1 else f(pieces[0])[None]
-
-
-class _Sizes(NamedTuple):
-    """The sizes of a convolution by patches."""
-
-    window: tuple[int, ...]  # (k, l)
-    stride: int
-    padding: Padding
-    image: tuple[int, ...]  # (H, W, C)
-    out: tuple[int, ...]  # (h, w, F)
-    piece: int  # images of a piece
-
-
-def _conv_by_patches(x: Images, kernel: Kernel, stride: int, padding: Padding) -> Float[Array, "B h w F"]:
-    """y = patches(x) @ kernel, one piece of the batch at a time, forward and backward."""
-    window, (c, f) = kernel.shape[:2], kernel.shape[2:]
-    b, height, width, _ = x.shape
-    h, w = (-(-(n + sum(p) - k + 1) // stride) for n, p, k in zip((height, width), padding, window, strict=True))
-    piece = _images_per_piece(b, 4 * h * w * (math.prod(window) * c + f))
-    return _conv_in_pieces(_Sizes(window, stride, padding, (height, width, c), (h, w, f), piece), x, kernel)
-
-
-def _patch_rows(sizes: _Sizes, x: Images) -> Float[Array, "rows klC"]:
-    rows = _patches(x, sizes.window, sizes.stride, sizes.padding)
-    return rows.reshape(-1, rows.shape[-1])
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _conv_in_pieces(sizes: _Sizes, x: Images, kernel: Kernel) -> Float[Array, "B h w F"]:
-    matrix = kernel.reshape(-1, sizes.out[-1])
-    y = _map(lambda piece: _patch_rows(sizes, piece) @ matrix, _pieces(x, sizes.piece))
-    return y.reshape(-1, *sizes.out)[: len(x)]
-
-
-def _forward(sizes: _Sizes, x: Images, kernel: Kernel) -> tuple[Array, tuple[Array, Array]]:
-    return _conv_in_pieces(sizes, x, kernel), (x, kernel)
-
-
-def _backward(sizes: _Sizes, saved: tuple[Array, Array], dy: Float[Array, "B h w F"]) -> tuple[Array, Array]:
-    x, kernel = saved
-    f = sizes.out[-1]
-    matrix, dy_pieces = kernel.reshape(-1, f), _pieces(dy, sizes.piece)
-
-    def add_kernel_gradient(total: Array | float, piece: tuple[Array, Array]) -> tuple[Array, None]:
-        x_piece, dy_piece = piece
-        return total + _patch_rows(sizes, x_piece).T @ dy_piece.reshape(-1, f), None
-
-    # Two loops instead of one: if x needs no gradient, as in a first layer, the compiler removes the second loop.
-    pieces = (_pieces(x, sizes.piece), dy_pieces)
-    if len(dy_pieces) > 1:
-        d_matrix, _ = lax.scan(add_kernel_gradient, jnp.zeros_like(matrix), pieces)
-    else:
-        d_matrix, _ = add_kernel_gradient(0.0, jax.tree.map(lambda a: a[0], pieces))
-    one_piece = jax.ShapeDtypeStruct((sizes.piece, *sizes.image), x.dtype)
-    to_images = jax.linear_transpose(functools.partial(_patch_rows, sizes), one_piece)
-    dx = _map(lambda dy_piece: to_images(dy_piece.reshape(-1, f) @ matrix.T)[0], dy_pieces)
-    return dx.reshape(-1, *sizes.image)[: len(x)], d_matrix.reshape(kernel.shape)
-
-
-_conv_in_pieces.defvjp(_forward, _backward)

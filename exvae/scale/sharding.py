@@ -6,6 +6,7 @@ axis. A process provides only the rows of its own devices.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,11 @@ def agree(value: PyTree) -> PyTree:
 def anywhere(flag: bool) -> bool:
     """Whether the flag is true in any process."""
     return flag if jax.process_count() == 1 else bool(np.max(multihost_utils.process_allgather(np.int32(flag))))
+
+
+def context(mesh: Mesh) -> contextlib.AbstractContextManager:
+    """While this is active, layers that need to know may find out about the mesh (`models.conv`)."""
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def over_images(mesh: Mesh, score: Callable) -> Callable:

@@ -1,0 +1,258 @@
+"""Convolutions on a CPU, as matrix products.
+
+XLA's convolution is slow on CPUs, especially in the gradients. There are three ways to write one as products of
+matrices. `conv` chooses between them by the shapes. `python -m benchmarks.conv` measures them.
+
+winograd        stride 1, and many channels on both sides. The product of two small polynomials needs fewer
+                multiplications if both are evaluated at a few points first (Winograd, 1980; Lavin & Gray, 2016). A
+                tile of 2x2 outputs of a 3x3 kernel takes 16 for each pair of channels instead of 36.
+input patches   a stride, or few input channels. One product of all patches of the images with the kernel.
+output patches  few output channels. The other way round: each pixel is multiplied with the whole kernel, and the
+                results are added to patches of the output.
+
+A few images are processed at a time, so that the factors of the products stay in the cache. The backward pass computes
+these factors again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float
+
+from exvae.arrays import Array
+
+# Size of what the products of one piece of a batch read, the patches or the transformed tiles. The products of smaller
+# pieces are too small for full speed. Larger pieces do not stay in the cache.
+PIECE_BYTES = 4 * 2**20
+# A piece has at least this many rows, because each piece reads the whole kernel and adds to its whole gradient.
+PIECE_ROWS = 512
+MANY_CHANNELS = 16  # with fewer, transforming the tiles takes longer than the multiplications that it saves
+TILE = 2  # outputs of a tile in each direction. Larger tiles are not faster here, and round six times as much
+# Points of the transform, in this order; the last is infinity. These are the most accurate ones for kernels of five.
+POINTS = (0, 1, -1, 2, Fraction(-1, 2))
+LARGEST = len(POINTS) + 2 - TILE  # kernel with enough points
+RESULT = "convolution"  # name of the results that a backward pass may keep, see `jax.checkpoint_policies`
+
+Images = Float[Array, "B H W C"]
+Kernel = Float[Array, "k l C F"]
+Outputs = Float[Array, "B h w F"]
+Padding = tuple[tuple[int, int], tuple[int, int]]  # zeros above and below, left and right
+
+
+class Products(NamedTuple):
+    """A convolution as matrix products."""
+
+    weights: Any  # the kernel in the form that the products need
+    apply: Callable[[Any, Images], Outputs]  # (weights, images) -> outputs
+    values: int  # values of an image that the products read
+    rows: int  # rows of an image in a product
+
+
+def conv(
+    x: Images,
+    kernel: Kernel,
+    params: Any = (),
+    *,
+    stride: int,
+    padding: Padding,
+    finish: Callable[..., Outputs] | None = None,
+) -> Outputs:
+    """Convolve images with a kernel.
+
+    Args:
+      params: the first argument of `finish`.
+      finish: a function (params, result) that is applied to the result of each piece while it is in the cache.
+    """
+    products = _choose(x.shape[1:], kernel, stride, padding)
+
+    def piece(weights: Any, params: Any, x: Images) -> Outputs:
+        y = products.apply(weights, x)
+        return y if finish is None else finish(params, checkpoint_name(y, RESULT))
+
+    # Only the results are kept for the backward pass, and only if `finish` needs them.
+    piece = jax.checkpoint(piece, policy=jax.checkpoint_policies.save_only_these_names(RESULT))
+    size = _images_per_piece(len(x), products)
+    if size == len(x):
+        return piece(products.weights, params, x)
+    y = lax.map(functools.partial(piece, products.weights, params), _pieces(x, size))
+    return y.reshape(-1, *y.shape[2:])[: len(x)]
+
+
+def _choose(image: tuple[int, ...], kernel: Kernel, stride: int, padding: Padding) -> Products:
+    k, l, channels, features = kernel.shape  # noqa: E741
+    if stride > 1:
+        return input_patches(image, kernel, stride, padding)
+    fits = min(k, l) >= 2 and max(k, l) <= LARGEST and min(output_size(image, kernel, 1, padding)) >= 2 * TILE
+    if fits and min(channels, features) >= MANY_CHANNELS:
+        return winograd(image, kernel, padding)
+    most = max(*padding[0], *padding[1])
+    if features < channels and most < min(k, l):
+        return output_patches(image, kernel, padding)
+    return input_patches(image, kernel, stride, padding)
+
+
+def output_size(image: tuple[int, ...], kernel: Kernel, stride: int, padding: Padding) -> tuple[int, int]:
+    """Return height and width of the result."""
+    sizes = (n + sum(p) - k for n, p, k in zip(image[:2], padding, kernel.shape[:2], strict=True))
+    h, w = (size // stride + 1 for size in sizes)
+    return h, w
+
+
+def _images_per_piece(num_images: int, products: Products) -> int:
+    """Return the number of images of a piece: a divisor of `num_images` if possible, to avoid padding."""
+    wanted = max(PIECE_BYTES // (4 * products.values), PIECE_ROWS // products.rows)
+    most = max(1, min(num_images, wanted))
+    return next((n for n in range(most, most // 2, -1) if num_images % n == 0), most)
+
+
+def _pieces(x: Images, size: int) -> Float[Array, "P size H W C"]:
+    """Cut a batch into pieces. Images of zeros pad the last one. They add nothing to any gradient."""
+    missing = -len(x) % size
+    if missing:
+        x = jnp.pad(x, ((0, missing), (0, 0), (0, 0), (0, 0)))
+    return x.reshape(-1, size, *x.shape[1:])
+
+
+# Patches ------------------------------------------------------------------------------------------------------------
+
+
+def input_patches(image: tuple[int, ...], kernel: Kernel, stride: int, padding: Padding) -> Products:
+    """y = patches(x) @ kernel."""
+    k, l, _, features = kernel.shape  # noqa: E741
+
+    def apply(matrix: Float[Array, "klC F"], x: Images) -> Outputs:
+        rows = _patches(x, (k, l), stride, padding)
+        return (rows.reshape(-1, len(matrix)) @ matrix).reshape(*rows.shape[:3], features)
+
+    h, w = output_size(image, kernel, stride, padding)
+    return Products(kernel.reshape(-1, features), apply, h * w * k * l * image[-1], h * w)
+
+
+def output_patches(image: tuple[int, ...], kernel: Kernel, padding: Padding) -> Products:
+    """The transpose of `input_patches`: the input is the gradient of a convolution of the output."""
+    (height, width, channels), (k, l, _, features) = image, kernel.shape  # noqa: E741
+    h, w = output_size(image, kernel, 1, padding)
+    back = tuple((size - 1 - before, size - 1 - after) for size, (before, after) in zip((k, l), padding, strict=True))
+
+    def apply(matrix: Float[Array, "klF C"], x: Images) -> Outputs:
+        outputs = jax.ShapeDtypeStruct((len(x), h, w, features), x.dtype)
+        add = jax.linear_transpose(lambda y: _patches(y, (k, l), 1, back), outputs)
+        return add((x.reshape(-1, channels) @ matrix.T).reshape(*x.shape[:3], -1))[0]
+
+    matrix = kernel[::-1, ::-1].transpose(0, 1, 3, 2).reshape(-1, channels)
+    return Products(matrix, apply, height * width * len(matrix), height * width)
+
+
+def _patches(x: Images, size: tuple[int, int], stride: int, padding: Padding) -> Float[Array, "B h w klC"]:
+    """Cut out the k x l patch of each output position, in the order of the rows of kernel.reshape(-1, F)."""
+    k, l = size  # noqa: E741
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    height, width = x.shape[1] - k + 1, x.shape[2] - l + 1
+    # Columns first, then rows: k + l slices compile faster than k * l, especially for k = 7.
+    x = jnp.concatenate([x[:, :, j : j + width : stride] for j in range(l)], -1)
+    return jnp.concatenate([x[:, i : i + height : stride] for i in range(k)], -1)
+
+
+# Winograd -----------------------------------------------------------------------------------------------------------
+
+
+class Transform(NamedTuple):
+    """The matrices of `taps` weights g and a window d: the TILE outputs of the convolution are A ((G g) * (B d))."""
+
+    output: Float[np.ndarray, "m n"]  # A
+    weights: Float[np.ndarray, "n r"]  # G
+    window: Float[np.ndarray, "n n"]  # B
+
+
+@functools.cache
+def transform(taps: int) -> Transform:
+    """Return the transform of Toom and Cook: evaluate two polynomials at n points, multiply, and interpolate.
+
+    That computes a product of polynomials. A convolution is its transpose, so the window is interpolated (B), and the
+    results are evaluated (A).
+    """
+    n = TILE + taps - 1
+    points = [Fraction(point) for point in POINTS[: n - 1]]
+    assert len(points) == n - 1, f"no points for a kernel of {taps}"
+    others = [points[:i] + points[i + 1 :] for i in range(len(points))]
+    window = [[*_polynomial(roots), Fraction(0)] for roots in others] + [_polynomial(points)]
+    scales = [math.prod(point - root for root in roots) for point, roots in zip(points, others, strict=True)] + [1]
+    powers = [[point**i for i in range(n)] for point in points]
+    output = [*(row[:TILE] for row in powers), _last(TILE)]
+    weights = [*(row[:taps] for row in powers), _last(taps)]
+    return Transform(
+        output=np.array(output, np.float32).T,
+        weights=np.array(weights, np.float32) / np.array(scales, np.float32)[:, None],
+        window=np.array(window, np.float32),
+    )
+
+
+def _last(size: int) -> list[int]:
+    """The value of a polynomial at infinity: its last coefficient."""
+    return [0] * (size - 1) + [1]
+
+
+def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
+    """The coefficients of prod_i (x - roots_i), the constant first."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted = [Fraction(0), *coefficients]
+        coefficients = [a - root * b for a, b in zip(shifted, [*coefficients, Fraction(0)], strict=True)]
+    return coefficients
+
+
+def winograd(image: tuple[int, ...], kernel: Kernel, padding: Padding) -> Products:
+    """A (G g G^T * B d B^T) A^T for each tile. All tiles of a piece share one product for each of the points."""
+    k, l, channels, features = kernel.shape  # noqa: E741
+    h, w = output_size(image, kernel, 1, padding)
+    tiles = -(-h // TILE), -(-w // TILE)
+    vertical, horizontal = transform(k), transform(l)
+    n = len(horizontal.window)
+    more = tuple((a, b + TILE * t - size) for (a, b), t, size in zip(padding, tiles, (h, w), strict=True))
+
+    def apply(weights: tuple[Float[Array, "C F"], ...], x: Images) -> Outputs:
+        # Without barriers, the compiler would compute the first half of each transform again in every second half.
+        rows = _combine(vertical.window, _windows(jnp.pad(x, ((0, 0), *more, (0, 0))), 1, tiles[0], k))
+        rows = lax.optimization_barrier(rows)
+        points = [part for row in rows for part in _combine(horizontal.window, _windows(row, 2, tiles[1], l))]
+        flat = [part.reshape(-1, channels) @ weight for part, weight in zip(points, weights, strict=True)]
+        points = [part.reshape(-1, *tiles, features) for part in flat]
+        halves = [_combine(horizontal.output, points[i : i + n]) for i in range(0, len(points), n)]
+        columns = lax.optimization_barrier([_interleave(half, 2) for half in halves])
+        return _interleave(_combine(vertical.output, columns), 1)[:, :h, :w]
+
+    weights = jnp.einsum("ik,jl,klcf->ijcf", vertical.weights, horizontal.weights, kernel)
+    weights = weights.reshape(-1, channels, features)
+    values = math.prod(tiles) * len(weights) * channels
+    return Products(tuple(weights), apply, values, math.prod(tiles))
+
+
+def _windows(x: Images, axis: int, tiles: int, taps: int) -> list[Array]:
+    """Return element i of the window of every tile, for each i. Windows of neighbouring tiles overlap."""
+    last = TILE * (tiles - 1) + 1
+    return [lax.slice_in_dim(x, i, i + last, TILE, axis) for i in range(TILE + taps - 1)]
+
+
+def _combine(matrix: Float[np.ndarray, "n m"], parts: list[Array]) -> list[Array]:
+    """Return matrix @ parts, without the products with 0, 1 and -1."""
+    return [sum(_times(float(c), part) for c, part in zip(row, parts, strict=True) if c) for row in matrix]
+
+
+def _times(factor: float, part: Array) -> Array:
+    return part if factor == 1 else -part if factor == -1 else factor * part
+
+
+def _interleave(parts: list[Array], axis: int) -> Array:
+    """Join element i of every tile, for each i, to whole rows or columns."""
+    y = jnp.stack(parts, axis + 1)
+    return y.reshape(*y.shape[:axis], -1, *y.shape[axis + 2 :])
