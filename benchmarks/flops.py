@@ -18,8 +18,6 @@ from exvae.models.conv import Conv, GatedConv
 from exvae.models.layers import Dense
 from exvae.models.pixelsnail import Decoder
 
-LINEAR = (Dense, Conv, GatedConv, WeightNormConv)
-
 
 def square_product() -> tuple[Callable[[], jax.Array], float]:
     """Return a function that computes a float32 product, for comparison with a step, and its GFLOP."""
@@ -29,18 +27,20 @@ def square_product() -> tuple[Callable[[], jax.Array], float]:
     return lambda: product(a, a).block_until_ready(), 2 * n**3 / 1e9
 
 
-def call_flops(module: nn.Module, method: str, inputs: Sequence[jax.Array], outputs: jax.Array) -> int:
+def call_flops(module: nn.Module, method: str, inputs: Sequence[Any], outputs: Any) -> int:
     """Twice the multiplications of this call in a forward pass. Modules inside it count separately."""
     if isinstance(module, Decoder):
         return attention_flops(outputs) if method == "queries" else 0
-    if not isinstance(module, LINEAR) or method != "__call__":
+    if isinstance(module, (Conv, GatedConv)) and method == "layer":  # several layers may be called at once
+        outputs = outputs.output(inputs[0])
+    elif not isinstance(module, (Dense, WeightNormConv)) or method != "__call__":
         return 0
     if isinstance(module, Dense):
         return 2 * module.features * sum(part.size for part in inputs)
     if isinstance(module, WeightNormConv):
         taps = int(np.sum(module.mask))  # masked taps could be omitted
     elif isinstance(module, Conv) and module.double:
-        taps = ((module.kernel_size + 1) // 2) ** 2  # number of different pixels under a kernel
+        taps = 4 * ((module.kernel_size + 1) // 2) ** 2  # different pixels under a kernel, for four times the outputs
     else:
         taps = module.kernel_size**2
     return 2 * outputs.size * taps * inputs[0].shape[-1] * (2 if isinstance(module, GatedConv) else 1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -18,53 +17,54 @@ from jaxtyping import Float
 
 from exvae.arrays import Array
 from exvae.models import conv_cpu
-from exvae.models.conv_cpu import RESULT, Images, Kernel, Outputs, Padding
+from exvae.models.conv_cpu import RESULT, Images, Kernel, Layer, Outputs, Padding
 
 NO_PADDING: Padding = ((0, 0), (0, 0))
 
 
-def conv2d(
-    x: Images,
-    kernel: Kernel,
-    *,
-    stride: int = 1,
-    padding: Padding | None = None,
-    finish: Callable[..., Outputs] | None = None,
-    params: Any = (),
-) -> Outputs:
+def conv2d(x: Images, kernel: Kernel, *, stride: int = 1, padding: Padding | None = None) -> Outputs:
     """Convolve images with a kernel.
 
     Args:
       padding: zeros around the images. By default h = ceil(H / stride) and w = ceil(W / stride), and the kernel must
         have an odd height and width.
-      finish: a function (params, result) that is applied to the result of each image.
-      params: everything else that `finish` depends on.
     """
-    if padding is None:
-        k, l = kernel.shape[:2]  # noqa: E741
-        if k % 2 == 0 or l % 2 == 0:
-            raise ValueError(f"kernel.shape={kernel.shape} must start with two odd numbers")
-        padding = ((k // 2, k // 2), (l // 2, l // 2))
-    if kernel.shape[:2] == (1, 1) and padding == NO_PADDING:
-        y = x[:, ::stride, ::stride] @ kernel[0, 0]
-        return y if finish is None else finish(params, y)
+    return convolve([Layer(kernel, None, stride, _same(kernel) if padding is None else padding, None)], x)
+
+
+def convolve(layers: Sequence[Layer], x: Images) -> Outputs:
+    """Apply several convolutions one after another."""
     mesh = jax.sharding.get_abstract_mesh()
     # Without a mesh, the devices that hold the images are unknown. A loop over them would gather them on every device.
     if jax.default_backend() == "cpu" and not (mesh.empty and jax.device_count() > 1):
-        convolve = functools.partial(conv_cpu.conv, stride=stride, padding=padding, finish=finish)
-        return _on_each_device(convolve, len(x))(x, kernel, params)
-    y = lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    return y if finish is None else finish(params, checkpoint_name(y, RESULT))
+        return _on_each_device(conv_cpu.convolve, layers, x)
+    for kernel, params, stride, padding, finish in layers:
+        y = lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = y if finish is None else finish(params, checkpoint_name(y, RESULT))
+    return x
 
 
-def _on_each_device(function: Callable[..., Outputs], num_images: int) -> Callable[..., Outputs]:
-    """Split the images of function(images, ...) over the devices of the context (`scale.sharding.context`)."""
+def _on_each_device(convolve: Callable[..., Outputs], layers: Sequence[Layer], x: Images) -> Outputs:
+    """Split the images over the devices of the context (`scale.sharding.context`)."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto)
-    if not axes or mesh.size == 1 or num_images % mesh.size:
-        return function
-    whole, part = PartitionSpec(), PartitionSpec(axes)
-    return jax.shard_map(function, mesh=mesh, in_specs=(part, whole, whole), out_specs=part, check_vma=False)
+    if not axes or mesh.size == 1 or len(x) % mesh.size:
+        return convolve(layers, x)
+
+    def local(arrays: list[tuple[Kernel, Any]], x: Images) -> Outputs:
+        return convolve([Layer(*pair, *layer[2:]) for pair, layer in zip(arrays, layers, strict=True)], x)
+
+    part = PartitionSpec(axes)
+    split = jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), part), out_specs=part, check_vma=False)
+    return split([layer[:2] for layer in layers], x)
+
+
+def _same(kernel: Kernel) -> Padding:
+    """Return the padding that keeps the size of the images."""
+    k, l = kernel.shape[:2]  # noqa: E741
+    if k % 2 == 0 or l % 2 == 0:
+        raise ValueError(f"kernel.shape={kernel.shape} must start with two odd numbers")
+    return (k // 2, k // 2), (l // 2, l // 2)
 
 
 # How a 5x5 kernel acts on an image of doubled size. An output in an even row (first matrix) or an odd row (second
@@ -91,41 +91,32 @@ def conv2d_of_doubled(x: Images, kernel: Float[Array, "5 5 C F"]) -> Float[Array
     return y.transpose(0, 1, 3, 2, 4, 5).reshape(b, 2 * h, 2 * w, f)
 
 
-def gated_conv(
-    x: Images,
-    kernel: Kernel,
-    bias: Float[Array, " F"],
-    gate_kernel: Kernel,
-    gate_bias: Float[Array, " F"],
-    *,
-    stride: int = 1,
-) -> Float[Array, "B h w F"]:
-    """(W * x + b) sigmoid(V * x + c), where * is the convolution. Both kernels share one convolution."""
-    both = jnp.concatenate([kernel, gate_kernel], -1)
-    return conv2d(x, both, stride=stride, finish=_gate, params=(bias, gate_bias))
-
-
-def _gate(biases: tuple[Float[Array, " F"], Float[Array, " F"]], y: Float[Array, "B h w 2*F"]) -> Outputs:
-    value, gate = jnp.split(y, 2, -1)
-    return (value + biases[0]) * jax.nn.sigmoid(gate + biases[1])
-
-
 class GatedConv(nn.Module):
-    """Gated convolution. Value and gate have separate parameters."""
+    """(W * x + b) sigmoid(V * x + c), where * is the convolution. Value and gate have separate parameters."""
 
     features: int
     kernel_size: int
     stride: int = 1
 
+    def __call__(self, x: Images) -> Outputs:
+        return chain([self], x)
+
     @nn.compact
-    def __call__(self, x: Images) -> Float[Array, "B h w F"]:
+    def layer(self, x: jax.ShapeDtypeStruct) -> Layer:
+        """Return the layer for images of this shape. Both kernels share one convolution."""
         shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         init = uniform_init(shape)
         kernel = self.param("kernel", init, shape)
         bias = self.param("bias", init, shape[-1:])
         gate_kernel = self.param("gate_kernel", init, shape)
         gate_bias = self.param("gate_bias", init, shape[-1:])
-        return gated_conv(x, kernel, bias, gate_kernel, gate_bias, stride=self.stride)
+        both = jnp.concatenate([kernel, gate_kernel], -1)
+        return Layer(both, (bias, gate_bias), self.stride, _same(both), _gate)
+
+
+def _gate(biases: tuple[Float[Array, " F"], Float[Array, " F"]], y: Float[Array, "B h w 2*F"]) -> Outputs:
+    value, gate = jnp.split(y, 2, -1)
+    return (value + biases[0]) * jax.nn.sigmoid(gate + biases[1])
 
 
 class Conv(nn.Module):
@@ -137,13 +128,34 @@ class Conv(nn.Module):
     double: bool = False
     use_bias: bool = True
 
+    def __call__(self, x: Images) -> Outputs:
+        if not self.double:
+            return chain([self], x)
+        layer = self.layer(jax.ShapeDtypeStruct(x.shape, x.dtype))
+        y = conv2d_of_doubled(x, layer.kernel)
+        return y if layer.finish is None else layer.finish(layer.params, y)
+
     @nn.compact
-    def __call__(self, x: Images) -> Float[Array, "B h w F"]:
+    def layer(self, x: jax.ShapeDtypeStruct) -> Layer:
+        """Return the layer for images of this shape."""
         shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         init = uniform_init(shape)
         kernel = self.param("kernel", init, shape)
-        bias = self.param("bias", init, shape[-1:]) if self.use_bias else 0.0
-        return (conv2d_of_doubled(x, kernel) if self.double else conv2d(x, kernel, stride=self.stride)) + bias
+        bias, finish = (self.param("bias", init, shape[-1:]), _add_bias) if self.use_bias else (None, None)
+        return Layer(kernel, bias, self.stride, _same(kernel), finish)
+
+
+def _add_bias(bias: Float[Array, " F"], y: Outputs) -> Outputs:
+    return y + bias
+
+
+def chain(modules: Sequence[GatedConv | Conv], x: Images) -> Outputs:
+    """Apply several modules one after another. On a CPU this is faster than to call one after another."""
+    layers, shape = [], jax.ShapeDtypeStruct(x.shape, x.dtype)
+    for module in modules:
+        layers.append(module.layer(shape))
+        shape = layers[-1].output(shape)
+    return convolve(layers, x)
 
 
 def uniform_init(kernel_shape: tuple[int, int, int, int]) -> Callable[[Array, tuple[int, ...]], Array]:

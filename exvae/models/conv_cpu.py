@@ -1,7 +1,7 @@
 """Convolutions on a CPU, as matrix products.
 
 XLA's convolution is slow on CPUs, especially in the gradients. There are three ways to write one as products of
-matrices. `conv` chooses between them by the shapes. `python -m benchmarks.conv` measures them.
+matrices. `_choose` selects one by the shapes. `python -m benchmarks.conv` measures them.
 
 winograd        stride 1, and many channels on both sides. The product of two small polynomials needs fewer
                 multiplications if both are evaluated at a few points first (Winograd, 1980; Lavin & Gray, 2016). A
@@ -10,14 +10,15 @@ input patches   a stride, or few input channels. One product of all patches of t
 output patches  few output channels. The other way round: each pixel is multiplied with the whole kernel, and the
                 results are added to patches of the output.
 
-A few images are processed at a time, so that the factors of the products stay in the cache. The backward pass computes
-these factors again.
+A few images at a time pass through all layers of a stack, so that the factors of the products stay in the cache. The
+backward pass computes these factors again.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -31,11 +32,11 @@ from jaxtyping import Float
 
 from exvae.arrays import Array
 
-# Size of what the products of one piece of a batch read, the patches or the transformed tiles. The products of smaller
-# pieces are too small for full speed. Larger pieces do not stay in the cache.
-PIECE_BYTES = 4 * 2**20
-# A piece has at least this many rows, because each piece reads the whole kernel and adds to its whole gradient.
-PIECE_ROWS = 512
+# Memory of the factors and results of the products of one piece of a batch. The products of smaller pieces are too
+# small for full speed. Larger pieces do not stay in the cache. For Winograd it is the memory of 16 products or more.
+PATCH_BYTES, TILE_BYTES = 4 * 2**20, 12 * 2**20
+# A product has at least this many rows, because each piece reads the whole kernel and adds to its whole gradient.
+ROWS = 512
 MANY_CHANNELS = 16  # with fewer, transforming the tiles takes longer than the multiplications that it saves
 TILE = 2  # outputs of a tile in each direction. Larger tiles are not faster here, and round six times as much
 # Points of the transform, in this order; the last is infinity. These are the most accurate ones for kernels of five.
@@ -49,47 +50,57 @@ Outputs = Float[Array, "B h w F"]
 Padding = tuple[tuple[int, int], tuple[int, int]]  # zeros above and below, left and right
 
 
+class Layer(NamedTuple):
+    """A convolution, and a function (params, result) that is applied to its result. Stride and padding are static."""
+
+    kernel: Kernel
+    params: Any
+    stride: int
+    padding: Padding
+    finish: Callable[[Any, Outputs], Outputs] | None
+
+    def output(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        """Return the shape of the result for images of shape `x`."""
+        h, w = output_size(x.shape[1:], self.kernel, self.stride, self.padding)
+        y = jax.ShapeDtypeStruct((len(x), h, w, self.kernel.shape[-1]), x.dtype)
+        return y if self.finish is None else jax.eval_shape(self.finish, self.params, y)
+
+
 class Products(NamedTuple):
     """A convolution as matrix products."""
 
     weights: Any  # the kernel in the form that the products need
-    apply: Callable[[Any, Images], Outputs]  # (weights, images) -> outputs
-    values: int  # values of an image that the products read
-    rows: int  # rows of an image in a product
+    apply: Callable[[Any, Images], Outputs]  # (weights, images) -> result
+    piece: int  # number of images to process at a time
 
 
-def conv(
-    x: Images,
-    kernel: Kernel,
-    params: Any = (),
-    *,
-    stride: int,
-    padding: Padding,
-    finish: Callable[..., Outputs] | None = None,
-) -> Outputs:
-    """Convolve images with a kernel.
+def convolve(layers: Sequence[Layer], x: Images) -> Outputs:
+    """Apply layers one after another. A piece of the batch passes through all of them while it is in the cache."""
+    products, shape = [], jax.ShapeDtypeStruct(x.shape, x.dtype)
+    for layer in layers:
+        products.append(_choose(shape.shape[1:], layer.kernel, layer.stride, layer.padding))
+        shape = layer.output(shape)
 
-    Args:
-      params: the first argument of `finish`.
-      finish: a function (params, result) that is applied to the result of each piece while it is in the cache.
-    """
-    products = _choose(x.shape[1:], kernel, stride, padding)
+    def pass_through(arrays: list[tuple[Any, Any]], x: Images) -> Outputs:
+        for layer, product, (weights, params) in zip(layers, products, arrays, strict=True):
+            y = product.apply(weights, x)
+            x = y if layer.finish is None else layer.finish(params, checkpoint_name(y, RESULT))
+        return x
 
-    def piece(weights: Any, params: Any, x: Images) -> Outputs:
-        y = products.apply(weights, x)
-        return y if finish is None else finish(params, checkpoint_name(y, RESULT))
-
-    # Only the results are kept for the backward pass, and only if `finish` needs them.
-    piece = jax.checkpoint(piece, policy=jax.checkpoint_policies.save_only_these_names(RESULT))
-    size = _images_per_piece(len(x), products)
+    # Only results that `finish` needs are kept for the backward pass.
+    pass_through = jax.checkpoint(pass_through, policy=jax.checkpoint_policies.save_only_these_names(RESULT))
+    arrays = [(product.weights, layer.params) for product, layer in zip(products, layers, strict=True)]
+    size = _divisor(len(x), min(product.piece for product in products))
     if size == len(x):
-        return piece(products.weights, params, x)
-    y = lax.map(functools.partial(piece, products.weights, params), _pieces(x, size))
+        return pass_through(arrays, x)
+    y = lax.map(functools.partial(pass_through, arrays), _pieces(x, size))
     return y.reshape(-1, *y.shape[2:])[: len(x)]
 
 
 def _choose(image: tuple[int, ...], kernel: Kernel, stride: int, padding: Padding) -> Products:
     k, l, channels, features = kernel.shape  # noqa: E741
+    if (k, l) == (1, 1) and padding == ((0, 0), (0, 0)):
+        return Products(kernel[0, 0], lambda matrix, x: x[:, ::stride, ::stride] @ matrix, sys.maxsize)
     if stride > 1:
         return input_patches(image, kernel, stride, padding)
     fits = min(k, l) >= 2 and max(k, l) <= LARGEST and min(output_size(image, kernel, 1, padding)) >= 2 * TILE
@@ -108,10 +119,14 @@ def output_size(image: tuple[int, ...], kernel: Kernel, stride: int, padding: Pa
     return h, w
 
 
-def _images_per_piece(num_images: int, products: Products) -> int:
-    """Return the number of images of a piece: a divisor of `num_images` if possible, to avoid padding."""
-    wanted = max(PIECE_BYTES // (4 * products.values), PIECE_ROWS // products.rows)
-    most = max(1, min(num_images, wanted))
+def _piece(bytes_per_image: int, rows_per_image: int, most_bytes: int) -> int:
+    """Return the number of images of a piece."""
+    return max(1, most_bytes // bytes_per_image, ROWS // rows_per_image)
+
+
+def _divisor(num_images: int, most: int) -> int:
+    """Return a divisor of `num_images` if there is one between most / 2 and `most`, to avoid padding."""
+    most = max(1, min(num_images, most))
     return next((n for n in range(most, most // 2, -1) if num_images % n == 0), most)
 
 
@@ -135,7 +150,8 @@ def input_patches(image: tuple[int, ...], kernel: Kernel, stride: int, padding: 
         return (rows.reshape(-1, len(matrix)) @ matrix).reshape(*rows.shape[:3], features)
 
     h, w = output_size(image, kernel, stride, padding)
-    return Products(kernel.reshape(-1, features), apply, h * w * k * l * image[-1], h * w)
+    matrix = kernel.reshape(-1, features)
+    return Products(matrix, apply, _piece(4 * h * w * sum(matrix.shape), h * w, PATCH_BYTES))
 
 
 def output_patches(image: tuple[int, ...], kernel: Kernel, padding: Padding) -> Products:
@@ -150,7 +166,7 @@ def output_patches(image: tuple[int, ...], kernel: Kernel, padding: Padding) -> 
         return add((x.reshape(-1, channels) @ matrix.T).reshape(*x.shape[:3], -1))[0]
 
     matrix = kernel[::-1, ::-1].transpose(0, 1, 3, 2).reshape(-1, channels)
-    return Products(matrix, apply, height * width * len(matrix), height * width)
+    return Products(matrix, apply, _piece(4 * height * width * len(matrix), height * width, PATCH_BYTES))
 
 
 def _patches(x: Images, size: tuple[int, int], stride: int, padding: Padding) -> Float[Array, "B h w klC"]:
@@ -233,8 +249,9 @@ def winograd(image: tuple[int, ...], kernel: Kernel, padding: Padding) -> Produc
 
     weights = jnp.einsum("ik,jl,klcf->ijcf", vertical.weights, horizontal.weights, kernel)
     weights = weights.reshape(-1, channels, features)
-    values = math.prod(tiles) * len(weights) * channels
-    return Products(tuple(weights), apply, values, math.prod(tiles))
+    num_tiles = math.prod(tiles)
+    size = _piece(4 * num_tiles * len(weights) * (channels + features), num_tiles, TILE_BYTES)
+    return Products(tuple(weights), apply, size)
 
 
 def _windows(x: Images, axis: int, tiles: int, taps: int) -> list[Array]:
