@@ -18,6 +18,7 @@ from exvae.arrays import Array
 from exvae.data.batches import map_batches
 from exvae.data.store import Store
 from exvae.distributions import Normal, to_unit
+from exvae.models.layers import RESULT
 from exvae.scale import sharding
 
 BLOCK = 1000  # images encoded at a time
@@ -34,9 +35,8 @@ def encode_means(
 ) -> Float[Array, "U D"]:
     """Encode the images `index` to their latent means mu(x_j), differentiable in params.
 
-    Activations take bounded memory for any U. The results of matrix products are stored for the backward pass, in as
-    many blocks as fit into `activation_bytes`. The backward pass computes everything else again, also convolutions on a
-    CPU.
+    Activations take bounded memory for any U. The results of linear layers are stored for the backward pass, in as many
+    blocks as fit into `activation_bytes`. The backward pass computes everything else again.
 
     Args:
       index: rows of `images` to encode.
@@ -52,7 +52,7 @@ def encode_means(
         return encode(params, index)
     pad = -len(index) % block
     blocks = jnp.pad(index, (0, pad)).reshape(-1, block)
-    keep = jax.checkpoint(encode, policy=jax.checkpoint_policies.dots_saveable)
+    keep = jax.checkpoint(encode, policy=jax.checkpoint_policies.save_only_these_names(RESULT))
     kept = int(min(len(blocks), activation_bytes / (block * _bytes_per_image(keep, params))))
     parts = []
     for block_fn, part in ((keep, blocks[:kept]), (jax.checkpoint(encode), blocks[kept:])):

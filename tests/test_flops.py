@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import linen as nn
 
 from benchmarks import flops
 from exvae import models
@@ -21,8 +22,17 @@ def build(architecture, image_shape, **fields):
 
 
 def layer_flops(layer, *inputs):
-    outputs = jax.eval_shape(lambda: layer.init_with_output(jax.random.key(0), *inputs)[0])
-    return flops.call_flops(layer, "__call__", inputs, outputs)
+    total = 0
+
+    def record(call, args, kwargs, context):
+        nonlocal total
+        out = call(*args, **kwargs)
+        total += flops.call_flops(context.module, context.method_name, args, out)
+        return out
+
+    with nn.intercept_methods(record):
+        jax.eval_shape(lambda: layer.init_with_output(jax.random.key(0), *inputs)[0])
+    return total
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from jaxtyping import Float
 
 from exvae.arrays import Array
 from exvae.models import conv_cpu
-from exvae.models.conv_cpu import RESULT, Images, Kernel, Layer, Outputs, Padding
+from exvae.models.conv_cpu import Images, Kernel, Layer, Outputs, Padding
+from exvae.models.layers import RESULT
 
 NO_PADDING: Padding = ((0, 0), (0, 0))
 
@@ -37,7 +38,14 @@ def convolve(layers: Sequence[Layer], x: Images) -> Outputs:
     mesh = jax.sharding.get_abstract_mesh()
     # Without a mesh, the devices that hold the images are unknown. A loop over them would gather them on every device.
     if jax.default_backend() == "cpu" and not (mesh.empty and jax.device_count() > 1):
-        return _on_each_device(conv_cpu.convolve, layers, x)
+        y = _on_each_device(conv_cpu.convolve, layers, x)
+    else:
+        y = plain(layers, x)
+    return y if layers[-1].finish else checkpoint_name(y, RESULT)
+
+
+def plain(layers: Sequence[Layer], x: Images) -> Outputs:
+    """Apply the layers with XLA's convolution."""
     for kernel, params, stride, padding, finish in layers:
         y = lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
         x = y if finish is None else finish(params, checkpoint_name(y, RESULT))
@@ -52,11 +60,12 @@ def _on_each_device(convolve: Callable[..., Outputs], layers: Sequence[Layer], x
         return convolve(layers, x)
 
     def local(arrays: list[tuple[Kernel, Any]], x: Images) -> Outputs:
-        return convolve([Layer(*pair, *layer[2:]) for pair, layer in zip(arrays, layers, strict=True)], x)
+        pairs = zip(arrays, layers, strict=True)
+        return convolve([layer._replace(kernel=kernel, params=params) for (kernel, params), layer in pairs], x)
 
     part = PartitionSpec(axes)
     split = jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), part), out_specs=part, check_vma=False)
-    return split([layer[:2] for layer in layers], x)
+    return split([(layer.kernel, layer.params) for layer in layers], x)
 
 
 def _same(kernel: Kernel) -> Padding:

@@ -31,6 +31,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 from exvae.arrays import Array
+from exvae.models.layers import RESULT
 
 # Memory of the factors and results of the products of one piece of a batch. The products of smaller pieces are too
 # small for full speed. Larger pieces do not stay in the cache. For Winograd it is the memory of 16 products or more.
@@ -42,7 +43,6 @@ TILE = 2  # outputs of a tile in each direction. Larger tiles are not faster her
 # Points of the transform, in this order; the last is infinity. These are the most accurate ones for kernels of five.
 POINTS = (0, 1, -1, 2, Fraction(-1, 2))
 LARGEST = len(POINTS) + 2 - TILE  # kernel with enough points
-RESULT = "convolution"  # name of the results that a backward pass may keep, see `jax.checkpoint_policies`
 
 Images = Float[Array, "B H W C"]
 Kernel = Float[Array, "k l C F"]
@@ -158,7 +158,8 @@ def output_patches(image: tuple[int, ...], kernel: Kernel, padding: Padding) -> 
     """The transpose of `input_patches`: the input is the gradient of a convolution of the output."""
     (height, width, channels), (k, l, _, features) = image, kernel.shape  # noqa: E741
     h, w = output_size(image, kernel, 1, padding)
-    back = tuple((size - 1 - before, size - 1 - after) for size, (before, after) in zip((k, l), padding, strict=True))
+    (top, bottom), (left, right) = padding
+    back = (k - 1 - top, k - 1 - bottom), (l - 1 - left, l - 1 - right)
 
     def apply(matrix: Float[Array, "klF C"], x: Images) -> Outputs:
         outputs = jax.ShapeDtypeStruct((len(x), h, w, features), x.dtype)
@@ -207,9 +208,9 @@ def transform(taps: int) -> Transform:
     output = [*(row[:TILE] for row in powers), _last(TILE)]
     weights = [*(row[:taps] for row in powers), _last(taps)]
     return Transform(
-        output=np.array(output, np.float32).T,
-        weights=np.array(weights, np.float32) / np.array(scales, np.float32)[:, None],
-        window=np.array(window, np.float32),
+        output=np.array(output, np.float64).T,
+        weights=np.array(weights, np.float64) / np.array(scales, np.float64)[:, None],
+        window=np.array(window, np.float64),
     )
 
 
@@ -247,8 +248,8 @@ def winograd(image: tuple[int, ...], kernel: Kernel, padding: Padding) -> Produc
         columns = lax.optimization_barrier([_interleave(half, 2) for half in halves])
         return _interleave(_combine(vertical.output, columns), 1)[:, :h, :w]
 
-    weights = jnp.einsum("ik,jl,klcf->ijcf", vertical.weights, horizontal.weights, kernel)
-    weights = weights.reshape(-1, channels, features)
+    g = np.einsum("ik,jl->ijkl", vertical.weights, horizontal.weights).astype(kernel.dtype)
+    weights = jnp.einsum("ijkl,klcf->ijcf", g, kernel).reshape(-1, channels, features)
     num_tiles = math.prod(tiles)
     size = _piece(4 * num_tiles * len(weights) * (channels + features), num_tiles, TILE_BYTES)
     return Products(tuple(weights), apply, size)
@@ -262,7 +263,8 @@ def _windows(x: Images, axis: int, tiles: int, taps: int) -> list[Array]:
 
 def _combine(matrix: Float[np.ndarray, "n m"], parts: list[Array]) -> list[Array]:
     """Return matrix @ parts, without the products with 0, 1 and -1."""
-    return [sum(_times(float(c), part) for c, part in zip(row, parts, strict=True) if c) for row in matrix]
+    terms = ([_times(float(c), part) for c, part in zip(row, parts, strict=True) if c] for row in matrix)
+    return [functools.reduce(jnp.add, row) for row in terms]
 
 
 def _times(factor: float, part: Array) -> Array:

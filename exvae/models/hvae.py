@@ -32,7 +32,7 @@ class HVAE(BaseArchitecture):
 
     def setup_encoder(self) -> None:
         """Create the networks that read the image, and the one that reads z2."""
-        self.z2_from_x = nn.Sequential([GatedDense(self.hidden_dim), GatedDense(self.hidden_dim)])
+        self.z2_from_x: nn.Module = nn.Sequential([GatedDense(self.hidden_dim), GatedDense(self.hidden_dim)])
         self.z1_from_x: nn.Module = GatedDense(self.hidden_dim)
         self.z1_from_z2 = GatedDense(self.hidden_dim)
 

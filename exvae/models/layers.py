@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jax.nn import initializers
 from jaxtyping import Float
 
@@ -17,6 +18,7 @@ from exvae.arrays import Array
 KERNEL_INIT = initializers.variance_scaling(2.0, "fan_in", "normal")  # weights ~ N(0, 2 / fan_in)
 # Differs from the paper: log-variances are clipped to this range, as in the authors' code.
 LOG_VAR_RANGE = (-6.0, 2.0)
+RESULT = "result"  # name of the results of linear layers, which a backward pass may keep (`jax.checkpoint_policies`)
 
 
 def uniform_bias(fan_in: int) -> Callable[[Array, tuple[int, ...]], Array]:
@@ -41,7 +43,8 @@ class Dense(nn.Module):
         kernel = self.param("kernel", KERNEL_INIT, (sum(widths), self.features))
         bias = self.param("bias", uniform_bias(sum(widths)), (self.features,))
         kernels = jnp.split(kernel, np.cumsum(widths)[:-1])
-        return sum(_repeat(x @ part, rows // len(x)) for x, part in zip(inputs, kernels, strict=True)) + bias
+        y = sum(_repeat(x @ part, rows // len(x)) for x, part in zip(inputs, kernels, strict=True)) + bias
+        return checkpoint_name(y, RESULT)
 
 
 def _repeat(x: Float[Array, "B ..."], times: int) -> Float[Array, "B*{times} ..."]:

@@ -123,7 +123,8 @@ def _make_find(
     def find(state: TrainState, batch: Batch) -> Int[Array, " U"]:
         assert state.table is not None, "search = exact needs the table of latent means"
         draw = draw_exemplars(state.key, state.step, num_train, config.prior.num_exemplars)
-        terms, _ = training_terms(step_key(state), config, model, state.params, batch)
+        with sharding.context(mesh):
+            terms, _ = training_terms(step_key(state), config, model, state.params, batch)
         queries = terms.q.mean[:: config.objective.samples]
         return slots.nearest(config, mesh, draw, batch.index, queries=queries, table=state.table)
 

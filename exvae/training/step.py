@@ -47,7 +47,8 @@ def make_train_step(
     )
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
-        state, info = algorithm_1(problem, state, batch)
+        with sharding.context(mesh):
+            state, info = algorithm_1(problem, state, batch)
         metrics = {**jax.tree.map(jnp.mean, info.elbo)._asdict(), "loss": info.loss}
         state = state.replace(sums=jax.tree.map(jnp.add, state.sums, metrics))
         if state.average is not None:
