@@ -1,4 +1,4 @@
-"""A minimal training loop for benchmarks."""
+"""The experiment of each architecture, and a minimal training loop for benchmarks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments import celeba, mnist_convhvae, mnist_hvae, mnist_pixelsnail, mnist_vae
 from exvae import models
 from exvae.algorithm import Batch
 from exvae.data.store import Store
 from exvae.scale import sharding
 from exvae.state import init_state
 from exvae.training import feed, optim, step
+
+EXPERIMENTS = {
+    "vae": mnist_vae,
+    "hvae": mnist_hvae,
+    "convhvae": mnist_convhvae,
+    "pixelsnail": mnist_pixelsnail,
+    "celeba": celeba,
+}
+TRAINING_SETS = {"mnist": (50_000, 28, 28, 1), "celeba": (162_770, 64, 64, 3)}
 
 
 class Loop:

@@ -23,8 +23,7 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 from benchmarks.flops import square_product, step_gflop
-from benchmarks.loop import Loop
-from experiments import celeba, mnist_convhvae, mnist_hvae, mnist_pixelsnail, mnist_vae
+from benchmarks.loop import EXPERIMENTS, TRAINING_SETS, Loop
 from exvae import config as configs
 from exvae import models
 from exvae.data.store import Store
@@ -32,14 +31,6 @@ from exvae.retrieval import scann
 from exvae.scale import sharding
 from exvae.training import feed
 
-EXPERIMENTS = {
-    "vae": mnist_vae,
-    "hvae": mnist_hvae,
-    "convhvae": mnist_convhvae,
-    "pixelsnail": mnist_pixelsnail,
-    "celeba": celeba,
-}
-TRAINING_SETS = {"mnist": (50_000, 28, 28, 1), "celeba": (162_770, 64, 64, 3)}
 ACCELERATOR_TFLOPS = 100
 VARIANTS = [("gaussian", "none"), ("vamp", "none"), ("exemplar", "none"), ("exemplar", "exact"), ("exemplar", "scann")]
 ARCHITECTURES = flags.DEFINE_list(
