@@ -48,7 +48,7 @@ def call_flops(module: nn.Module, method: str, inputs: Sequence[Any], outputs: A
 
 def attention_flops(queries: jax.Array) -> int:
     """The scores and the weighted values of every pixel with all pixels before it."""
-    images, length, heads, dim = queries.shape
+    images, heads, length, dim = queries.shape
     return 2 * 2 * images * length * (length - 1) // 2 * heads * dim
 
 

@@ -61,7 +61,7 @@ def test_masked_layer_counts_only_visible_pixels(mask, taps):
 
 def test_attention_counts_each_pair_of_pixels_once():
     pairs = sum(1 for query in range(6) for key in range(6) if key < query)
-    assert flops.attention_flops(jnp.zeros((2, 6, 8, 4))) == 2 * (2 * pairs * 8 * 4) * 2  # scores and values
+    assert flops.attention_flops(jnp.zeros((2, 8, 6, 4))) == 2 * (2 * pairs * 8 * 4) * 2  # scores and values
 
 
 def test_pixelsnail_logits_equal_the_formula():

@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
 from exvae.arrays import Array
-from exvae.models.conv import NO_PADDING, conv2d, uniform_init
+from exvae.models.conv import conv2d, uniform_init
+from exvae.models.conv_cpu import NO_PADDING
 
 # The taps of a kernel: three pixels in the row above and the pixel to the left. `INCLUSIVE` adds the pixel itself.
 # Differs from the authors' code: every kernel has these taps. There, shifted convolutions hide some earlier pixels.
@@ -27,7 +29,8 @@ INCLUSIVE = ((1, 1, 1), (1, 1, 0))
 ONE = ((1,),)  # only the pixel itself: a 1x1 kernel
 ROWS, COLUMNS = 2, 3  # size of a window
 # Attention computes the queries of one chunk of pixels at a time. Each chunk is compiled separately.
-CHUNKS, SMALLEST_CHUNK = 14, 32  # number of chunks, and their smallest size in pixels
+CHUNKS, SMALLEST_CHUNK = 7, 32  # number of chunks, and their smallest size in pixels
+ATTENTION = "attention"  # name of the results that the backward pass keeps
 # Memory for the scores of a chunk. It limits the number of images at a time. On a CPU the scores fit into the cache.
 SCORE_BYTES, ACCELERATOR_SCORE_BYTES = 2**22, 2**28
 
@@ -105,38 +108,55 @@ class GatedResidual(nn.Module):
 
     @nn.compact
     def __call__(self, h: Maps, windows: Callable[[Maps], Windows]) -> Maps:
-        y = WeightNormConv(self.features, INCLUSIVE)(windows(nn.elu(h)))
-        y = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(nn.elu(y))
+        y = nn.elu(WeightNormConv(self.features, INCLUSIVE)(windows(nn.elu(h))))
+        if self.has_rng("dropout"):
+            y = drop_out(self.make_rng("dropout"), y, self.dropout)
         a, b = jnp.split(WeightNormConv(2 * self.features, INCLUSIVE)(windows(y)), 2, axis=-1)
         return h + a * nn.sigmoid(b)
 
 
+def drop_out(key: Array, h: Maps, rate: float) -> Maps:
+    """Set each value to zero with probability `rate`, rounded to 16 bits, and divide the others by 1 - rate."""
+    # Two values share the 32 bits of a random number, because random numbers take as long as a convolution.
+    pairs = jax.random.bits(key, (*h.shape[:-1], -(-h.shape[-1] // 2)), jnp.uint32)
+    bits = lax.bitcast_convert_type(pairs, jnp.uint16).reshape(*h.shape[:-1], -1)[..., : h.shape[-1]]
+    threshold = round(rate * 2**16)
+    return jnp.where(bits >= threshold, h / (1 - threshold / 2**16), 0.0)
+
+
 def attend(
-    query: Float[Array, "Q h d"], key: Float[Array, "K h d"], value: Float[Array, "K h d"], first: Int[Array, ""] | int
-) -> Float[Array, "Q h d"]:
+    query: Float[Array, "h Q d"], key: Float[Array, "h K d"], value: Float[Array, "h K d"], first: Int[Array, ""] | int
+) -> Float[Array, "h Q d"]:
     """Let pixels first, first + 1, ... attend to all pixels before them. The result is zero for pixel 0."""
-    scores = jnp.einsum("qhd,khd->hqk", query, key) / np.sqrt(query.shape[-1])
-    position = first + jnp.arange(len(query))
-    seen = jnp.arange(len(key)) < position[:, None]
-    weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
-    return jnp.where((position > 0)[:, None, None], jnp.einsum("hqk,khd->qhd", weights, value), 0.0)
+    scores = jnp.einsum("hqd,hkd->hqk", query / np.sqrt(query.shape[-1]), key)
+    position = first + jnp.arange(query.shape[1])
+    seen = jnp.arange(key.shape[1]) < position[:, None]
+    scores = jnp.where(seen, scores, -1e30)
+    most = checkpoint_name(lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)), ATTENTION)
+    # One product for the weighted values and for the sum of the weights.
+    values = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
+    sums = checkpoint_name(jnp.einsum("hqk,hkd->hqd", jnp.exp(scores - most), values), ATTENTION)
+    return jnp.where((position > 0)[:, None], sums[..., :-1] / sums[..., -1:], 0.0)
 
 
 def causal_attention(
-    query: Float[Array, "B L h d"], key: Float[Array, "B L h d"], value: Float[Array, "B L h d"]
-) -> Float[Array, "B L h d"]:
+    query: Float[Array, "B h L d"], key: Float[Array, "B h L d"], value: Float[Array, "B h L d"]
+) -> Float[Array, "B h L d"]:
     """Apply `attend` to all pixels. Only the scores of one chunk of a few images are in memory at a time."""
-    length, heads = query.shape[1:3]
+    heads, length = query.shape[1:3]
     size = min(length, max(SMALLEST_CHUNK, -(-length // CHUNKS)))
+    keep = jax.checkpoint_policies.save_only_these_names(ATTENTION)
 
-    @functools.partial(jax.checkpoint, static_argnums=3)  # slices inside, so no copies are stored
+    @functools.partial(jax.checkpoint, static_argnums=3, policy=keep)  # slices inside, so no copies are stored
     def chunk(q: Array, k: Array, v: Array, start: int) -> Array:
         end = start + size
-        return attend(q[start:end], k[:end], v[:end], start)
+        return attend(q[:, start:end], k[:, :end], v[:, :end], start)
 
     def image(qkv: tuple[Array, Array, Array]) -> Array:
-        return jnp.concatenate([chunk(*qkv, start) for start in range(0, length, size)])
+        return jnp.concatenate([chunk(*qkv, start) for start in range(0, length, size)], axis=1)
 
     most = SCORE_BYTES if jax.default_backend() == "cpu" else ACCELERATOR_SCORE_BYTES
     images = max(1, most // (4 * heads * size * length))
+    if images == 1:
+        return lax.map(image, (query, key, value))
     return lax.map(image, (query, key, value), batch_size=images)

@@ -20,8 +20,6 @@ from exvae.models import conv_cpu
 from exvae.models.conv_cpu import Images, Kernel, Layer, Outputs, Padding
 from exvae.models.layers import RESULT
 
-NO_PADDING: Padding = ((0, 0), (0, 0))
-
 
 def conv2d(x: Images, kernel: Kernel, *, stride: int = 1, padding: Padding | None = None) -> Outputs:
     """Convolve images with a kernel.

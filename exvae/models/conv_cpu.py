@@ -35,7 +35,7 @@ from exvae.models.layers import RESULT
 
 # Memory of the factors and results of the products of one piece of a batch. The products of smaller pieces are too
 # small for full speed. Larger pieces do not stay in the cache. For Winograd it is the memory of 16 products or more.
-PATCH_BYTES, TILE_BYTES = 4 * 2**20, 12 * 2**20
+PATCH_BYTES, TILE_BYTES = 4 * 2**20, 3 * 2**20
 # A product has at least this many rows, because each piece reads the whole kernel and adds to its whole gradient.
 ROWS = 512
 MANY_CHANNELS = 16  # with fewer, transforming the tiles takes longer than the multiplications that it saves
@@ -48,6 +48,9 @@ Images = Float[Array, "B H W C"]
 Kernel = Float[Array, "k l C F"]
 Outputs = Float[Array, "B h w F"]
 Padding = tuple[tuple[int, int], tuple[int, int]]  # zeros above and below, left and right
+NO_PADDING: Padding = ((0, 0), (0, 0))
+Weights = tuple[Float[Array, "C F"], ...]  # of Winograd: one matrix for each point
+Both = tuple[Weights, tuple[Float[Array, "F C"], ...]]  # of a kernel, and of the kernel turned around
 
 
 class Layer(NamedTuple):
@@ -99,15 +102,15 @@ def convolve(layers: Sequence[Layer], x: Images) -> Outputs:
 
 def _choose(image: tuple[int, ...], kernel: Kernel, stride: int, padding: Padding) -> Products:
     k, l, channels, features = kernel.shape  # noqa: E741
-    if (k, l) == (1, 1) and padding == ((0, 0), (0, 0)):
+    if (k, l) == (1, 1) and padding == NO_PADDING:
         return Products(kernel[0, 0], lambda matrix, x: x[:, ::stride, ::stride] @ matrix, sys.maxsize)
     if stride > 1:
         return input_patches(image, kernel, stride, padding)
+    within = max(*padding[0], *padding[1]) < min(k, l)  # each result depends on a pixel of the image
     fits = min(k, l) >= 2 and max(k, l) <= LARGEST and min(output_size(image, kernel, 1, padding)) >= 2 * TILE
-    if fits and min(channels, features) >= MANY_CHANNELS:
+    if within and fits and min(channels, features) >= MANY_CHANNELS:
         return winograd(image, kernel, padding)
-    most = max(*padding[0], *padding[1])
-    if features < channels and most < min(k, l):
+    if within and features < channels:
         return output_patches(image, kernel, padding)
     return input_patches(image, kernel, stride, padding)
 
@@ -158,8 +161,7 @@ def output_patches(image: tuple[int, ...], kernel: Kernel, padding: Padding) -> 
     """The transpose of `input_patches`: the input is the gradient of a convolution of the output."""
     (height, width, channels), (k, l, _, features) = image, kernel.shape  # noqa: E741
     h, w = output_size(image, kernel, 1, padding)
-    (top, bottom), (left, right) = padding
-    back = (k - 1 - top, k - 1 - bottom), (l - 1 - left, l - 1 - right)
+    back = _turned((k, l), padding)
 
     def apply(matrix: Float[Array, "klF C"], x: Images) -> Outputs:
         outputs = jax.ShapeDtypeStruct((len(x), h, w, features), x.dtype)
@@ -229,30 +231,62 @@ def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
 
 
 def winograd(image: tuple[int, ...], kernel: Kernel, padding: Padding) -> Products:
-    """A (G g G^T * B d B^T) A^T for each tile. All tiles of a piece share one product for each of the points."""
-    k, l, channels, features = kernel.shape  # noqa: E741
+    """A (G g G^T * B d B^T) A^T for each tile. All tiles of a piece share one product for each of the points.
+
+    The gradient of the images is a convolution of the gradient of the result, with the kernel turned around. That is
+    faster than the transpose of cutting out windows.
+    """
+    (height, width, channels), (k, l, _, features) = image, kernel.shape  # noqa: E741
     h, w = output_size(image, kernel, 1, padding)
+    around = kernel[::-1, ::-1].swapaxes(2, 3)
+
+    @jax.custom_vjp
+    def apply(weights: Both, x: Images) -> Outputs:
+        return _tiles(weights[0], x, (k, l), padding, (h, w))
+
+    def forward(weights: Both, x: Images) -> tuple[Outputs, tuple]:
+        return apply(weights, x), (weights, x)
+
+    def backward(saved: tuple, dy: Outputs) -> tuple:
+        (weights, back), x = saved
+        dx = _tiles(back, dy, (k, l), _turned((k, l), padding), (height, width))
+        (d_weights,) = jax.linear_transpose(lambda weights: _tiles(weights, x, (k, l), padding, (h, w)), weights)(dy)
+        return (d_weights, jax.tree.map(jnp.zeros_like, back)), dx
+
+    apply.defvjp(forward, backward)
+    num_tiles = -(-h // TILE) * -(-w // TILE)
+    num_points = (TILE + k - 1) * (TILE + l - 1)
+    size = _piece(4 * num_tiles * num_points * (channels + features), num_tiles, TILE_BYTES)
+    return Products((_at_points(kernel), _at_points(around)), apply, size)
+
+
+def _turned(size: tuple[int, int], padding: Padding) -> Padding:
+    """Return the padding of the results that gives images: the transpose of a convolution is a convolution."""
+    (k, l), ((top, bottom), (left, right)) = size, padding  # noqa: E741
+    return (k - 1 - top, k - 1 - bottom), (l - 1 - left, l - 1 - right)
+
+
+def _at_points(kernel: Kernel) -> Weights:
+    """Evaluate the polynomials of the kernel at all points: G g G^T."""
+    k, l, channels, features = kernel.shape  # noqa: E741
+    both = np.einsum("ik,jl->ijkl", transform(k).weights, transform(l).weights).astype(kernel.dtype)
+    return tuple(jnp.einsum("ijkl,klcf->ijcf", both, kernel).reshape(-1, channels, features))
+
+
+def _tiles(weights: Weights, x: Images, size: tuple[int, int], padding: Padding, output: tuple[int, int]) -> Outputs:
+    """Apply a kernel whose polynomials were evaluated at all points."""
+    (vertical, horizontal), (h, w), n = map(transform, size), output, len(transform(size[1]).window)
     tiles = -(-h // TILE), -(-w // TILE)
-    vertical, horizontal = transform(k), transform(l)
-    n = len(horizontal.window)
-    more = tuple((a, b + TILE * t - size) for (a, b), t, size in zip(padding, tiles, (h, w), strict=True))
-
-    def apply(weights: tuple[Float[Array, "C F"], ...], x: Images) -> Outputs:
-        # Without barriers, the compiler would compute the first half of each transform again in every second half.
-        rows = _combine(vertical.window, _windows(jnp.pad(x, ((0, 0), *more, (0, 0))), 1, tiles[0], k))
-        rows = lax.optimization_barrier(rows)
-        points = [part for row in rows for part in _combine(horizontal.window, _windows(row, 2, tiles[1], l))]
-        flat = [part.reshape(-1, channels) @ weight for part, weight in zip(points, weights, strict=True)]
-        points = [part.reshape(-1, *tiles, features) for part in flat]
-        halves = [_combine(horizontal.output, points[i : i + n]) for i in range(0, len(points), n)]
-        columns = lax.optimization_barrier([_interleave(half, 2) for half in halves])
-        return _interleave(_combine(vertical.output, columns), 1)[:, :h, :w]
-
-    g = np.einsum("ik,jl->ijkl", vertical.weights, horizontal.weights).astype(kernel.dtype)
-    weights = jnp.einsum("ijkl,klcf->ijcf", g, kernel).reshape(-1, channels, features)
-    num_tiles = math.prod(tiles)
-    size = _piece(4 * num_tiles * len(weights) * (channels + features), num_tiles, TILE_BYTES)
-    return Products(tuple(weights), apply, size)
+    more = [(a, b + TILE * t - s) for (a, b), t, s in zip(padding, tiles, output, strict=True)]
+    # Without barriers, the compiler would compute the first half of each transform again in every second half.
+    rows = _combine(vertical.window, _windows(jnp.pad(x, ((0, 0), *more, (0, 0))), 1, tiles[0], size[0]))
+    rows = lax.optimization_barrier(rows)
+    points = [part for row in rows for part in _combine(horizontal.window, _windows(row, 2, tiles[1], size[1]))]
+    flat = [part.reshape(-1, x.shape[-1]) @ weight for part, weight in zip(points, weights, strict=True)]
+    points = [part.reshape(-1, *tiles, part.shape[-1]) for part in flat]
+    halves = [_combine(horizontal.output, points[i : i + n]) for i in range(0, len(points), n)]
+    columns = lax.optimization_barrier([_interleave(half, 2) for half in halves])
+    return _interleave(_combine(vertical.output, columns), 1)[:, :h, :w]
 
 
 def _windows(x: Images, axis: int, tiles: int, taps: int) -> list[Array]:

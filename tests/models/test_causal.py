@@ -55,11 +55,11 @@ def residual():
 def attention():
     """x gives keys and values. Queries are constant, because a query may depend on the pixel at its own place."""
     mix = np.random.default_rng(3).normal(size=(2, 2 * 3)).astype(np.float32)
-    query = np.random.default_rng(4).normal(size=(1, H * W, 2, 3)).astype(np.float32)
+    query = np.random.default_rng(4).normal(size=(1, 2, H * W, 3)).astype(np.float32)
 
     def f(x):
-        heads = (x @ mix).reshape(1, H * W, 2, 3)
-        return causal.causal_attention(query, heads, heads + 1.0).reshape(1, H, W, 6)
+        heads = (x @ mix).reshape(1, H * W, 2, 3).swapaxes(1, 2)
+        return causal.causal_attention(query, heads, heads + 1.0).swapaxes(1, 2).reshape(1, H, W, 6)
 
     return f
 
@@ -111,12 +111,12 @@ def test_changed_pixel_changes_only_later_logits():
 
 def test_attention_equals_a_softmax_over_earlier_pixels(monkeypatch):
     rng = np.random.default_rng(0)
-    q, k, v, pull = (rng.normal(size=(3, 10, 2, 4)).astype(np.float32) for _ in range(4))
-    want = np.zeros((3, 10, 2, 4))
-    for b, i, h in np.ndindex(3, 10, 2):
+    q, k, v, pull = (rng.normal(size=(3, 2, 10, 4)).astype(np.float32) for _ in range(4))
+    want = np.zeros((3, 2, 10, 4))
+    for b, h, i in np.ndindex(3, 2, 10):
         if i:
-            weights = np.exp(k[b, :i, h].astype(np.float64) @ q[b, i, h] / 2)
-            want[b, i, h] = weights / weights.sum() @ v[b, :i, h]
+            weights = np.exp(k[b, h, :i].astype(np.float64) @ q[b, h, i] / 2)
+            want[b, h, i] = weights / weights.sum() @ v[b, h, :i]
 
     def run():
         out, back = jax.vjp(causal.causal_attention, q, k, v)
@@ -134,7 +134,7 @@ def test_attention_equals_a_softmax_over_earlier_pixels(monkeypatch):
 
 
 def test_attention_keeps_no_scores_for_the_backward_pass():
-    shape = jax.ShapeDtypeStruct((2, 784, 8, 4), jnp.float32)
+    shape = jax.ShapeDtypeStruct((2, 8, 784, 4), jnp.float32)
     _, back = jax.eval_shape(lambda q, k, v: jax.vjp(causal.causal_attention, q, k, v), shape, shape, shape)
     kept = sum(leaf.size for leaf in jax.tree.leaves(back))
     assert kept < 10 * 784 * 32  # query, key and value of two images, and little else
@@ -169,3 +169,16 @@ def test_dropout_is_active_only_in_training():
     np.testing.assert_array_equal(*plain)
     trained = [apply(rngs={"dropout": jax.random.key(seed)}) for seed in range(2)]
     assert np.abs(trained[0] - plain[0]).max() > 1e-3 and np.abs(trained[0] - trained[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("features", [64, 5])
+def test_dropout_keeps_the_mean_and_drops_the_rate(features):
+    h = np.ones((20, 28, 28, features), np.float32)
+    y = np.asarray(jax.jit(causal.drop_out, static_argnums=2)(jax.random.key(0), h, 0.1))
+    values, counts = np.unique(y, return_counts=True)
+    error = 4 * np.sqrt(0.1 * 0.9 / y.size)
+    assert len(values) == 2 and values[0] == 0 and abs(values[1] - 1 / 0.9) < 1e-4
+    assert abs(counts[0] / y.size - 0.1) < error
+    kept = y.reshape(-1, features) > 0  # also the two values that share a random number are independent
+    both = (kept[:, 0] & kept[:, 1]).mean()
+    assert abs(both - 0.81) < 4 * np.sqrt(0.81 * 0.19 / len(kept))

@@ -47,7 +47,12 @@ METHODS = {
     "input patches": lambda image, kernel, padding: conv_cpu.input_patches(image, kernel, 1, padding),
     "output patches": lambda image, kernel, padding: conv_cpu.output_patches(image, kernel, padding),
 }
-SIZES = [((3, 3), ((1, 1), (1, 1))), ((4, 4), ((0, 1), (1, 2))), ((2, 3), ((1, 0), (1, 1))), ((3, 2), conv.NO_PADDING)]
+SIZES = [
+    ((3, 3), ((1, 1), (1, 1))),
+    ((4, 4), ((0, 1), (1, 2))),
+    ((2, 3), ((1, 0), (1, 1))),
+    ((3, 2), conv_cpu.NO_PADDING),
+]
 
 
 @pytest.mark.parametrize("window, padding", SIZES)
@@ -140,7 +145,7 @@ def test_layers_in_pieces_equal_one_layer_after_another(monkeypatch, num_images)
     assert_close(run(conv_cpu.convolve), run(conv.plain))
 
 
-@pytest.mark.parametrize("padding", [((1, 0), (1, 1)), conv.NO_PADDING])
+@pytest.mark.parametrize("padding", [((1, 0), (1, 1)), conv_cpu.NO_PADDING])
 def test_conv2d_of_any_kernel_and_padding_equals_lax_conv(padding):
     x, kernel = normal(0, 5, 6, 7, 2), normal(1, 2, 3, 2, 4)
 
