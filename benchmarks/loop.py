@@ -46,7 +46,7 @@ class Loop:
         self._feeder = feed.Feeder(config, model, mesh, store, self.state)
         train_step = step.make_train_step(config, model, mesh, optimizer, num_train=len(store), steps_per_epoch=500)
         self._step = train_step.lower(self.state, self._batch()).compile()
-        self.memory = self._step.memory_analysis()
+        self.memory, self.program = self._step.memory_analysis(), self._step.as_text()
         self.run()
 
     def _batch(self) -> Batch:
