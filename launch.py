@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
-import jax
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from exvae import config as configs
-from exvae.errors import UserError
-from exvae.evaluation import evaluate, pixels
-from exvae.runs import outputs
-from exvae.runs.trained import open_run
-from exvae.scale import processes, sharding
-from exvae.sweeps import sweep
-from exvae.training import loop
-from exvae.uses import augment, gallery, represent
+from exvae.errors import Diverged, UserError
 
-TASKS = {"evaluate": evaluate.main, "augment": augment.main}  # tasks on the folder of a run
+# JAX and the modules that use it are imported by the functions below, so that --help and a mistake answer at once.
+TASKS = {"evaluate": "exvae.evaluation.evaluate.main", "augment": "exvae.uses.augment.main"}  # on the folder of a run
 TASKS_WITH_OUT = {
-    "sample": gallery.sample_task,
-    "interpolate": gallery.interpolate_task,
-    "iterate": gallery.iterate_task,
-    "represent": represent.main,
+    "sample": "exvae.uses.gallery.sample_task",
+    "interpolate": "exvae.uses.gallery.interpolate_task",
+    "iterate": "exvae.uses.gallery.iterate_task",
+    "represent": "exvae.uses.represent.main",
 }
 CONFIG = config_flags.DEFINE_config_file("config", None, "experiment file, with :key=value arguments")
 WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run; default: runs/<name of the experiment>")
@@ -82,9 +77,17 @@ def join_processes() -> None:
         return
     if TASK.value not in ("train", "evaluate"):
         raise UserError(f"--distributed goes with --task=train or evaluate, not with {TASK.value}")
+    from exvae.scale import processes, sharding
+
     processes.join(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
     if not sharding.is_main():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also hides the output of libraries
+
+
+def imported(name: str) -> Callable[..., None]:
+    """Import the function with this dotted name."""
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module), function)
 
 
 def perform(task: str, config: ConfigDict, workdir: Path, out: str) -> None:
@@ -94,14 +97,19 @@ def perform(task: str, config: ConfigDict, workdir: Path, out: str) -> None:
     if config.model.architecture == configs.PARZEN:
         if task not in ("train", "evaluate"):
             raise UserError(f"--task={task}: a Parzen window on pixels can only be evaluated")
-        pixels.main(config, workdir)
-    elif task == "train":
-        loop.main(config, workdir)
-    elif task in TASKS:
-        TASKS[task](open_run(config, workdir))
+        imported("exvae.evaluation.pixels.main")(config, workdir)
+        return
+    if task == "train":
+        imported("exvae.training.loop.main")(config, workdir)
+        return
+    from exvae.runs import outputs
+    from exvae.runs.trained import open_run
+
+    if task in TASKS:
+        imported(TASKS[task])(open_run(config, workdir))
     else:
         outputs.check(out, folder=task != "represent")
-        TASKS_WITH_OUT[task](open_run(config, workdir), out)
+        imported(TASKS_WITH_OUT[task])(open_run(config, workdir), out)
 
 
 def is_sweep() -> bool:
@@ -117,6 +125,8 @@ def run_sweep(argv: list[str]) -> None:
         raise UserError(f"--sweep goes with --task=train, not with {TASK.value}")
     if DISTRIBUTED.value or OUT.value:
         raise UserError("--sweep cannot be combined with --distributed or --out")
+    from exvae.sweeps import sweep
+
     workdir = Path(WORKDIR.value or f"{default_workdir()}-sweep")
     workers, executor, slurm = SWEEP_WORKERS.value, SWEEP_EXECUTOR.value, SWEEP_SLURM.value
     sweep.main(CONFIG.value, workdir, argv, SWEEP.value, workers=workers, executor=executor, slurm=slurm)
@@ -125,7 +135,10 @@ def run_sweep(argv: list[str]) -> None:
 def main(argv: list[str]) -> int:
     """Run the command and return its exit code: 2 for a mistake of the user, 1 for any other failure."""
     try:
-        parse(argv)
+        try:
+            parse(argv)
+        except SystemExit:  # after --help
+            return 0
         if is_sweep():
             run_sweep(argv)
             return 0
@@ -134,11 +147,11 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except (loop.Diverged, FloatingPointError, OSError) as error:
+    except (Diverged, FloatingPointError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except RuntimeError as error:  # a JaxRuntimeError is one
+        reason = str(error).partition("\n")[0]
         if "RESOURCE_EXHAUSTED" not in reason:
             raise
         smaller = "config.train.batch_size, retrieval.num_neighbours, model.channels or data.image_size"
@@ -158,7 +171,7 @@ if __name__ == "__main__":
         code = 1
     # Exit at once. A normal exit would print tracebacks of background writers if the disk is full. With several
     # processes, a failed one would wait for the others.
-    if code == 1 or (code and jax.distributed.is_initialized()):
+    if code == 1 or (code and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()):
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)

@@ -10,11 +10,10 @@ Bits per dimension in the paper: exemplar 5.780, gaussian 5.825.
 from ml_collections import ConfigDict
 
 from experiments import common
-from exvae.priors import PRIORS
 
 
 def get_config(argument: str = "") -> ConfigDict:
-    values = common.parse(argument, {"prior": tuple(PRIORS), "runlocal": common.RUNLOCAL})
+    values = common.parse(argument, {"prior": common.PRIORS, "runlocal": common.RUNLOCAL})
     config = common.build("celeba", "celeba", prior=values["prior"], recipe="paper")
     config.data.image_size, config.data.colour = 64, True  # for the user's own images:PATH
     config.model.likelihood = "discretized_logistic"

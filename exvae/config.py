@@ -9,14 +9,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from exvae import data as datasets
 from exvae.errors import UserError
-from exvae.models import ARCHITECTURES, LIKELIHOODS
-from exvae.priors import PRIORS
-from exvae.retrieval.index import INDEXES
 
 PARZEN = "parzen"  # the architecture name of the baseline in pixel space (`exvae/evaluation/pixels.py`)
 TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups that only the tasks after training use
@@ -170,6 +166,10 @@ def validate(config: ConfigDict) -> None:
     Raises:
       UserError: a value is not allowed.
     """
+    from exvae.models import ARCHITECTURES, LIKELIHOODS  # here, so that an experiment file is imported without JAX
+    from exvae.priors import PRIORS
+    from exvae.retrieval.index import INDEXES
+
     datasets.check_name(config.data.name)
     _one_of("model.architecture", config.model.architecture, (*ARCHITECTURES, PARZEN))
     likelihoods = ("bernoulli", "gaussian") if config.model.architecture == PARZEN else tuple(LIKELIHOODS)
@@ -216,6 +216,8 @@ def validate(config: ConfigDict) -> None:
 
 def resolve(config: ConfigDict, num_train: int) -> ConfigDict:
     """Copy the config, and fill in and check the values that depend on the size of the training set."""
+    from exvae.priors import PRIORS  # here, as in `validate`
+
     config = copy.deepcopy(config)
     if config.train.batch_size > num_train:
         raise UserError(f"config.train.batch_size={config.train.batch_size} exceeds the {num_train} training images")
@@ -284,7 +286,13 @@ def of_run(command: ConfigDict, fields: dict[str, Any], workdir: Path) -> Config
 
 def flat(config: ConfigDict | dict[str, Any]) -> dict[str, Any]:
     """Flatten {'train': {'epochs': 3}} to {'train.epochs': 3}."""
-    return flatten_dict(config.to_dict() if isinstance(config, ConfigDict) else config, sep=".")
+    found: dict[str, Any] = {}
+    for name, value in (config.to_dict() if isinstance(config, ConfigDict) else config).items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{rest}": leaf for rest, leaf in flat(value).items()}
+        else:
+            found[name] = value
+    return found
 
 
 def field_names() -> list[str]:

@@ -29,6 +29,7 @@ from absl.testing import flagsaver
 import exvae
 import launch
 from exvae import config as configs
+from exvae.sweeps import sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -84,7 +85,7 @@ def check_launch(words: list[str]) -> None:
     with command_line(words):
         configs.validate(launch.CONFIG.value)
         if launch.is_sweep():
-            assert launch.sweep.make_points(launch.CONFIG.value, launch.sweep.parse(launch.SWEEP.value), Path("runs"))
+            assert sweep.make_points(launch.CONFIG.value, sweep.parse(launch.SWEEP.value), Path("runs"))
         if launch.DISTRIBUTED.value:
             assert launch.TASK.value in ("train", "evaluate")
         if launch.OUT.value:

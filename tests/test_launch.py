@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 
 import launch
+from exvae.training import loop
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,7 +110,7 @@ def test_bad_argument_is_a_one_line_error_with_exit_code_2(capsys, tmp_path, arg
 
 def test_arguments_of_an_experiment_reach_its_config(capsys, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(launch.loop, "main", lambda config, workdir: seen.append((config, str(workdir))))
+    monkeypatch.setattr(loop, "main", lambda config, workdir: seen.append((config, str(workdir))))
     assert run(capsys, "--config=experiments/mnist_vae.py:prior=vamp,recipe=fast", "--workdir=")[0] == 0
     assert run(capsys, "--config=experiments/mnist_vae.py", "--workdir=")[0] == 0
     assert run(capsys, "--config=experiments/mnist_vae.py:prior=gaussian", f"--workdir={tmp_path}")[0] == 0
@@ -176,6 +177,33 @@ def test_unwritable_workdir_is_refused(capsys, tmp_path, tiny_flags):
     code, err = run(capsys, *tiny_flags, f"--workdir={tmp_path}/file/run")
     assert code == 2
     assert "cannot be written" in err
+
+
+PROGRAM = """
+import runpy, sys
+try:
+    runpy.run_path("launch.py", run_name="__main__")
+except SystemExit as end:
+    print(end.code, sorted({"jax", "flax", "optax", "orbax", "tensorboardX", "matplotlib"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["--config=experiments/celeba.py:runlocal", "--hlep"], 2),
+        (["--config=experiments/mnist_vae.py:prior=vamb"], 2),
+        (["--config=experiments/quickstart.py", "--config.train.epocs=3"], 2),
+        (["--config=experiments/quickstart.py", "--sweep=sed=0,1"], 2),
+    ],
+)
+def test_help_and_mistakes_do_not_import_jax(arguments, code):
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == f"{code} []", done.stderr
+    assert ("--sweep" in done.stdout) == (code == 0)
+    assert done.stderr.count("\n") == (code == 2), done.stderr
 
 
 def test_command_prints_a_user_error_without_a_traceback():

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from exvae import keys
 from exvae.arrays import Array
 from exvae.data.batches import epoch_order
+from exvae.errors import Diverged
 from exvae.evaluation.elbo import mean_elbo
 from exvae.evaluation.evaluate import describe as describe_values
 from exvae.evaluation.evaluate import evaluate
@@ -34,10 +35,6 @@ from exvae.training.setup import Setup, describe, prepare, start
 from exvae.uses import gallery
 
 AGREE_STEPS = 20  # steps between two agreements of several processes on whether to save a checkpoint
-
-
-class Diverged(Exception):
-    """The loss or a gradient is NaN or infinite."""
 
 
 class Stopwatch:
