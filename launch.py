@@ -94,6 +94,7 @@ def perform(task: str, config: ConfigDict, workdir: Path, out: str) -> None:
     """Run one task."""
     if out and task not in TASKS_WITH_OUT:
         raise UserError(f"--out goes with --task={', '.join(TASKS_WITH_OUT)}, not with {task}")
+    imported("exvae.runs.compiled.keep")(config)
     if config.model.architecture == configs.PARZEN:
         if task not in ("train", "evaluate"):
             raise UserError(f"--task={task}: a Parzen window on pixels can only be evaluated")

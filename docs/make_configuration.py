@@ -73,6 +73,7 @@ GROUPS = {
 }
 # Remarks that the page adds to the comment in the source.
 NOTES = {
+    "compile_cache_mib": "See [Tasks](tasks.md#compilation).",
     "data.name": "See [Data](data.md#data-sets).",
     "data.dir": "See [Data](data.md#where-named-data-sets-are-looked-for).",
     "data.device_mib": "From the host, each step copies only the images it needs. On a CPU, 0 means `data.memory_mib`.",

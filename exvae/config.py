@@ -18,6 +18,7 @@ PARZEN = "parzen"  # the architecture name of the baseline in pixel space (`exva
 TASK_GROUPS = ("eval", "generate", "represent", "augment")  # groups that only the tasks after training use
 # Fields that may change when a run resumes, because they do not affect the steps already taken.
 FREE_ON_RESUME = (
+    "compile_cache_mib",
     "data.dir",
     "data.memory_mib",
     "data.device_mib",
@@ -38,6 +39,7 @@ def get_config() -> ConfigDict:
     """
     config = ConfigDict()
     config.seed = 0  # seed of the initialisation, the shuffles and all other random numbers
+    config.compile_cache_mib = 256  # space in the cache folder for compiled programs of earlier starts; 0: keep none
 
     config.data = data = ConfigDict()
     data.name = "mnist_5k"  # a named data set, npz:PATH or images:PATH
@@ -193,6 +195,7 @@ def validate(config: ConfigDict) -> None:
     if not config.augment.label_smoothing < 1:
         raise UserError(f"config.augment.label_smoothing={config.augment.label_smoothing} must be less than 1")
     _at_least("seed", config.seed, 0)
+    _at_least("compile_cache_mib", config.compile_cache_mib, 0)
     lowest = {
         "data.split_seed": 0, "data.image_size": 0, "data.num_images": 10, "data.device_mib": 0, "data.memory_mib": 0,
         "model.latent_dim": 1, "model.lower_latent_dim": 0, "model.hidden_dim": 1, "model.channels": 1,
