@@ -70,14 +70,16 @@ def evaluate(
     config, test = run.config, run.dataset.test
     means, count = None, 0
     if run.prior.USES_EXEMPLARS:  # split over the devices as in validation, so that both share one compiled function
-        count = len(run.means)
+        with progress.phase(f"encoding {len(run.exemplars):,} exemplars"):
+            count = len(run.means)
         padding = sharding.round_up(count, run.mesh) - count
         means = sharding.split(run.mesh, np.pad(run.means, ((0, padding), (0, 0))))
     components = evaluator.components(run.params, means, count)
     values: dict[str, Any] = {}
-    values |= mean_elbo(stream(run.key, TEST), evaluator, run.params, test.images, components)
-    values["exemplars"] = count
-    values["active_units"] = active_units(encode(run.mesh, run.model, run.params, test.images).mean)
+    with progress.phase("ELBO of the test images"):
+        values |= mean_elbo(stream(run.key, TEST), evaluator, run.params, test.images, components)
+        values["exemplars"] = count
+        values["active_units"] = active_units(encode(run.mesh, run.model, run.params, test.images).mean)
     if not (run.workdir / "results.json").exists():
         save(values)
     records = open_records(run)

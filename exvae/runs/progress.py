@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from tqdm import tqdm
 
 LINE_SECONDS = 60.0  # between two lines in a log file
 BAR_SECONDS = 0.5
+QUIET_SECONDS = 1.0  # a phase that is shorter says nothing
+SLOW_SECONDS = 5.0  # a phase that is longer says for how long it has been running
 
 
 class Progress:
@@ -22,7 +27,7 @@ class Progress:
         self._mark = (0, self._shown)
 
     def begin(self, step: int) -> None:
-        """Call before the first step of an epoch. The speed does not include validation."""
+        """Call before the first step of an epoch, or after it if it had to be compiled. The speed starts here."""
         self._mark = (step, time.monotonic())
         if self._bar is None:
             self._bar = _bar(self._total * self._batch, step * self._batch)
@@ -45,10 +50,14 @@ class Progress:
             left = clock((self._total - step) * self._batch / max(rate, 1e-9))
             print(f"epoch {epoch}  step {step}  train elbo {elbo:.2f}  {rate:.0f} images/s  {left} left", flush=True)
 
-    def epoch(self, text: str) -> None:
-        """Print a line at the end of an epoch. The bar is hidden until the next step."""
+    def pause(self) -> None:
+        """Hide the bar until the next step."""
         if self._bar is not None:
             self._bar.clear()
+
+    def epoch(self, text: str) -> None:
+        """Print a line at the end of an epoch. The bar is hidden until the next step."""
+        self.pause()
         print(text, flush=True)
 
 
@@ -83,6 +92,39 @@ class Countdown:
             self._bar.close()
         if not self._quiet:
             print(f"{self._text}  {self._total} images in {clock(time.monotonic() - self._start)}", flush=True)
+
+
+@contextlib.contextmanager
+def phase(text: str) -> Iterator[None]:
+    """Say what the program does in the block if it takes more than a second, for example compiling.
+
+    After five seconds, it shows the time so far: on a terminal always, in a log file after 5, 10, 20, 40, ... seconds.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_tell, args=(text, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _tell(text: str, ended: threading.Event) -> None:
+    """Print the lines of a phase until it has ended."""
+    began, due = time.monotonic(), SLOW_SECONDS
+    if ended.wait(QUIET_SECONDS):
+        return
+    is_terminal = sys.stdout.isatty()
+    first, last = ("\r", "") if is_terminal else ("", "\n")  # a terminal has one line, which is written again
+    print(f"{text} ...", end=last, flush=True)
+    while not ended.wait(max(0.0, began + due - time.monotonic())):
+        seconds = time.monotonic() - began
+        due = seconds + BAR_SECONDS if is_terminal else 2 * due
+        print(f"{first}{text} ... {clock(seconds)}", end=last, flush=True)
+    seconds = time.monotonic() - began
+    if is_terminal or seconds > SLOW_SECONDS:
+        print(f"{first}{text} took {clock(seconds)}", flush=True)
 
 
 def _bar(total: int, initial: int, **options: Any) -> tqdm:

@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from jaxtyping import Int
 from ml_collections import ConfigDict
 
-from exvae import keys
 from exvae.algorithm import Batch, training_terms
 from exvae.arrays import Array
 from exvae.data.store import Store
@@ -24,6 +23,7 @@ from exvae.priors import PRIORS
 from exvae.retrieval import NOBODY, slots, table
 from exvae.retrieval.draw import draw_exemplars
 from exvae.retrieval.index import INDEXES, Indices
+from exvae.runs import progress
 from exvae.scale import sharding
 from exvae.state import TrainState, step_key
 
@@ -53,7 +53,7 @@ class Feeder:
         """
         self._config, self._mesh, self._store = config, mesh, store
         self._indices = self._start_indices(state) if uses_index(config) else None
-        self._key = np.asarray(jax.random.key_data(keys.split_seed(config.seed)[2]))
+        self._key = np.array(state.key)  # a new key would wait until the table is encoded, behind it in the queue
         self._rows = sharding.own_rows(mesh, config.train.batch_size)
         self._find = _make_find(config, model, mesh, len(store))
 
@@ -107,7 +107,8 @@ class Feeder:
         shape = INDEXES[options.search].choose_shape(self._config, len(self._store))
         print(f"index: {shape.describe()}, rebuilt every {options.rebuild_steps} steps", flush=True)
         indices = Indices(shape, options.num_neighbours, options.min_recall)
-        used, pending = (table.on_host(part, len(self._store)) for part in state.indexed)
+        with progress.phase(f"encoding {len(self._store):,} images"):
+            used, pending = (table.on_host(part, len(self._store)) for part in state.indexed)
         # Until the first swap both tables are equal to the initial one.
         is_first = int(state.step) <= options.rebuild_steps
         indices.start(used, None if is_first else pending)

@@ -12,6 +12,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from exvae import keys
@@ -24,36 +25,20 @@ from exvae.evaluation.evaluate import evaluate
 from exvae.retrieval import table
 from exvae.runs import folder
 from exvae.runs.checkpoint import Checkpoints
-from exvae.runs.progress import Progress
+from exvae.runs.progress import Progress, phase
 from exvae.runs.trained import TrainedModel
 from exvae.runs.writer import MetricsWriter, NoWriter, Writer
 from exvae.scale import sharding
 from exvae.state import TrainState
 from exvae.training import stopping
-from exvae.training.feed import Feeder, uses_exemplars
+from exvae.training.feed import Feeder, uses_exemplars, uses_index
 from exvae.training.setup import Setup, describe, prepare, start
+from exvae.training.stopwatch import Stopwatch
 from exvae.uses import gallery
 
+Indices = Int[np.ndarray, " B"]
+Stepped = tuple[TrainState, Array | float]  # the state after a step, and the mean ELBO
 AGREE_STEPS = 20  # steps between two agreements of several processes on whether to save a checkpoint
-
-
-class Stopwatch:
-    """Wall-clock and CPU seconds of training, summed over all sessions of a run."""
-
-    def __init__(self, before: dict[str, Any]):
-        """
-        Args:
-          before: metadata of the checkpoint with the seconds of earlier sessions; {} at the start.
-        """
-        self._wall = time.monotonic() - before.get("seconds", 0.0)
-        # Old checkpoints have no CPU seconds. Then the total is unknown.
-        known = "cpu_seconds" in before or not before
-        self._cpu = time.process_time() - before.get("cpu_seconds", 0.0) if known else None
-
-    def spent(self) -> dict[str, float]:
-        """Return the seconds up to now, in the form that a checkpoint saves."""
-        cpu = {} if self._cpu is None else {"cpu_seconds": time.process_time() - self._cpu}
-        return {"seconds": time.monotonic() - self._wall, **cpu}
 
 
 class Tools(NamedTuple):
@@ -108,24 +93,27 @@ def _loop(setup: Setup, tools: Tools, state: TrainState) -> TrainState:
         if stopping.is_over(state.stopping, config.train.patience):
             print(f"no better validation ELBO for {config.train.patience} epochs: stopped after epoch {epoch - 1}")
             break
-        state = _run_epoch(setup, tools, state, epoch)
+        state = _run_epoch(setup, tools, state, epoch, compile_first=epoch == first + 1)
         state = _end_epoch(setup, tools, state, epoch)
         tools.checkpoints.save_latest(int(state.step), state, _meta(setup, tools))
     return state
 
 
-def _run_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> TrainState:
+def _run_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int, *, compile_first: bool = False) -> TrainState:
     """Take the remaining steps of an epoch."""
     config = setup.config
     order = epoch_order(config.seed, epoch, len(setup.store), config.train.batch_size)
     step = int(state.step)
-    queue: collections.deque[tuple[int, Array]] = collections.deque()  # steps whose ELBO is not checked yet
+    queue: collections.deque[tuple[int, Array | float]] = collections.deque()  # steps whose ELBO is not checked yet
     saved = time.monotonic()
-    tools.progress.begin(step)
+    if not compile_first:
+        tools.progress.begin(step)
     for index in order[step % setup.steps_per_epoch :]:
-        state = tools.feeder.swap_index(state, step)
-        state, elbo = setup.train_step(state, tools.feeder(state, step, index))
+        state, elbo = (_first_step if compile_first else _step)(setup, tools, state, step, index)
         step += 1
+        if compile_first:  # the time left is estimated from the steps after it
+            tools.progress.begin(step)
+            compile_first = False
         queue.append((step, elbo))
         if len(queue) > sharding.STEPS_AHEAD:
             tools.progress.show(step, epoch, check_finite(*queue.popleft()))
@@ -140,6 +128,23 @@ def _run_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> Tra
     while queue:
         check_finite(*queue.popleft())
     return state
+
+
+def _step(setup: Setup, tools: Tools, state: TrainState, step: int, index: Indices) -> Stepped:
+    """Take one step. The result is not waited for."""
+    state = tools.feeder.swap_index(state, step)
+    return setup.train_step(state, tools.feeder(state, step, index))
+
+
+def _first_step(setup: Setup, tools: Tools, state: TrainState, step: int, index: Indices) -> Stepped:
+    """Like `_step`, but wait for the result, and say what takes so long."""
+    state = tools.feeder.swap_index(state, step)
+    with phase("building the index" if uses_index(setup.config) else "choosing the exemplars"):
+        batch = tools.feeder(state, step, index)
+    with phase("compiling the training step"):
+        state, elbo = setup.train_step(state, batch)
+    with phase("taking the first step"):  # it starts when the table is encoded
+        return state, jax.block_until_ready(elbo)
 
 
 def _meta(setup: Setup, tools: Tools) -> dict[str, Any]:
@@ -170,7 +175,9 @@ def _end_epoch(setup: Setup, tools: Tools, state: TrainState, epoch: int) -> Tra
     train_metrics = {name: float(value) / setup.steps_per_epoch for name, value in state.sums.items()}
     text = f"epoch {epoch}  train elbo {train_metrics['elbo']:.2f}"
     is_due = epoch % config.train.validate_epochs == 0 or epoch == config.train.epochs
-    valid = _validate(setup, state, epoch) if is_due else None
+    tools.progress.pause()
+    with phase("validating"):
+        valid = _validate(setup, state, epoch) if is_due else None
     others = {**_sigma(config, state), **tools.feeder.metrics, "images_per_second": rate}
     tools.writer.write(step, epoch, "train", {**train_metrics, **others})
     if valid is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +22,15 @@ from exvae.retrieval import table
 from exvae.retrieval.index import INDEXES
 from exvae.runs import folder
 from exvae.runs.checkpoint import Checkpoints
+from exvae.runs.progress import phase
 from exvae.runs.records import fingerprint
 from exvae.scale import sharding
 from exvae.state import TrainState, init_state, state_shardings
 from exvae.training import optim
 from exvae.training.feed import uses_exemplars, uses_index, uses_table
 from exvae.training.step import TrainStep, make_train_step
+
+QUICKLY = {"xla_backend_optimization_level": 2}  # for a program that runs once; the bits are those of level 3
 
 
 class Setup(NamedTuple):
@@ -110,9 +114,14 @@ def start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict[str,
         print(f"resuming from step {int(state.step)} in {setup.workdir}")
         resized = (table.resize(mesh, part, num_train) for part in (state.table, state.indexed))
         return state.replace(**dict(zip(("table", "indexed"), resized, strict=True))), meta
-    state = jax.jit(init, out_shardings=state_shardings(mesh))()  # one compilation, not one per tensor
+    options = QUICKLY if jax.default_backend() == "cpu" else None
+    with phase("initialising the parameters"):
+        # One compilation, not one per tensor.
+        state = jax.jit(init, out_shardings=state_shardings(mesh), compiler_options=options)()
     if uses_table(config):
-        filled = table.fill(lambda: setup.evaluator.encode_all(state.params, setup.store), indexed=uses_index(config))
+        with phase(f"encoding {num_train:,} images"):
+            encode_all = functools.partial(setup.evaluator.encode_all, state.params, setup.store)
+            filled = table.fill(encode_all, indexed=uses_index(config))
         state = state.replace(table=filled[0], indexed=filled[1])
     return state, {}
 

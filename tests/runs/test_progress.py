@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 
@@ -150,3 +151,54 @@ def test_real_terminal_is_detected():
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0m05s"), (65.9, "1m05s"), (3725, "1h02m")])
 def test_clock_formats_seconds_minutes_and_hours(seconds, text):
     assert progress.clock(seconds) == text
+
+
+class Block(threading.Event):
+    """The end of a phase that takes `seconds` of the fake clock."""
+
+    def __init__(self, clock, seconds: float):
+        super().__init__()
+        self._clock, self._end = clock, clock.now + seconds
+
+    def wait(self, timeout: float) -> bool:
+        self._clock.now = min(self._clock.now + timeout, self._end)
+        return self._clock.now == self._end
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lines"),
+    [
+        (0.9, []),
+        (4.0, ["compiling ..."]),
+        (8.0, ["compiling ...", "compiling ... 0m05s", "compiling took 0m08s"]),
+        (25.0, ["compiling ...", *(f"compiling ... 0m{at}s" for at in ("05", 10, 20)), "compiling took 0m25s"]),
+    ],
+)
+def test_log_file_has_few_lines_per_phase(clock, capsys, seconds, lines):
+    progress._tell("compiling", Block(clock, seconds))
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_terminal_shows_a_phase_in_one_line(clock, monkeypatch):
+    terminal = to_terminal(monkeypatch)
+    progress._tell("compiling", Block(clock, 3.0))
+    assert terminal.lines() == ["compiling took 0m03s", ""]
+    progress._tell("compiling again", Block(clock, 25.0))
+    assert terminal.lines() == ["compiling took 0m03s", "compiling again took 0m25s", ""]
+    assert "\rcompiling again ... 0m24s\r" in terminal.getvalue()
+
+
+def test_phase_speaks_while_the_block_runs_and_is_silent_afterwards(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.01)
+    with progress.phase("encoding"):
+        out = ""
+        while not out:
+            time.sleep(0.01)
+            out = capsys.readouterr().out
+    assert out == "encoding ...\n" and capsys.readouterr().out == ""
+
+
+def test_phase_passes_on_errors(capsys):
+    with pytest.raises(KeyError), progress.phase("encoding"):
+        raise KeyError
+    assert capsys.readouterr().out == ""

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -17,6 +19,7 @@ from exvae import data
 from exvae.data.batches import epoch_order
 from exvae.retrieval import NOBODY
 from exvae.retrieval.draw import draw_exemplars
+from exvae.runs import progress
 from exvae.runs.checkpoint import Checkpoints
 from exvae.scale import sharding
 from exvae.training import loop, setup
@@ -121,6 +124,31 @@ def test_killed_run_resumes_bit_for_bit(tiny_config, tiny_flags, tmp_path):
     tiny_config.optim.rise_steps, tiny_config.optim.learning_rate = 200, 4e-3
     loop.train(tiny_config, straight)
     assert_same_run(tiny_config, killed, straight)
+
+
+@pytest.mark.usefixtures("quick_start", "unevaluated")
+def test_estimates_of_the_time_left_do_not_include_compilation(tiny_config, tmp_path, monkeypatch, capsys):
+    """The first step takes 1000 s of a fake clock, each other step 70 s. Epochs have 8 steps of 40 images."""
+    clock = types.SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+
+    def prepare(config, workdir):
+        made = setup.prepare(config, workdir)
+
+        def train_step(state, batch):
+            clock.now += 1000.0 if int(state.step) == 0 else 70.0
+            return state.replace(step=state.step + 1), jnp.float32(-1.0)
+
+        return made._replace(train_step=train_step)
+
+    monkeypatch.setattr(loop, "prepare", prepare)
+    tiny_config.prior.name, tiny_config.train.epochs = "gaussian", 2
+    loop.train(tiny_config, tmp_path)
+    left = re.findall(r"step (\d+) .* (\w+) left", capsys.readouterr().out)
+    assert left[0] == ("3", "15m10s") and left[5] == ("8", "9m20s")  # 13 and 8 steps of 70 s
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    rates = [line["images_per_second"] for line in lines if line["split"] == "train"]
+    assert rates == pytest.approx([40 / 70, 40 / 70])
 
 
 @pytest.mark.usefixtures("unevaluated")
