@@ -105,7 +105,10 @@ def start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict[str,
     def init() -> TrainState:
         return init_state(config, setup.model, setup.optimizer)
 
-    like = sharding.shapes(mesh, jax.eval_shape(init))  # a resumed run does not compile the initialisation
+    # One compilation, not one per tensor. It is traced here, and a resumed run does not compile it.
+    options = QUICKLY if jax.default_backend() == "cpu" else None
+    initial = jax.jit(init, out_shardings=state_shardings(mesh), compiler_options=options)
+    like = sharding.shapes(mesh, jax.eval_shape(initial))
     restored = checkpoints.restore_latest(lambda meta: _with_tables(setup, like, meta.get("rows", num_train)))
     if restored is not None:
         state, meta = restored
@@ -114,10 +117,8 @@ def start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict[str,
         print(f"resuming from step {int(state.step)} in {setup.workdir}")
         resized = (table.resize(mesh, part, num_train) for part in (state.table, state.indexed))
         return state.replace(**dict(zip(("table", "indexed"), resized, strict=True))), meta
-    options = QUICKLY if jax.default_backend() == "cpu" else None
     with phase("initialising the parameters"):
-        # One compilation, not one per tensor.
-        state = jax.jit(init, out_shardings=state_shardings(mesh), compiler_options=options)()
+        state = initial()
     if uses_table(config):
         with phase(f"encoding {num_train:,} images"):
             encode_all = functools.partial(setup.evaluator.encode_all, state.params, setup.store)

@@ -176,7 +176,7 @@ def test_command_of_a_point_is_that_of_the_sweep_without_its_flags(tmp_path):
 
 def test_default_folder_is_named_after_the_experiment(capsys, monkeypatch):
     seen = []
-    monkeypatch.setattr(launch.sweep, "main", lambda config, workdir, *_, **__: seen.append(str(workdir)))
+    monkeypatch.setattr(sweep, "main", lambda config, workdir, *_, **__: seen.append(str(workdir)))
     assert run_launch(capsys, "--workdir=", "--sweep=seed=0")[0] == 0
     assert run_launch(capsys, "--config=experiments/mnist_vae.py:prior=vamp", "--sweep=seed=0")[0] == 0
     assert seen == ["runs/quickstart-sweep", "runs/mnist_vae-prior=vamp-sweep"]
