@@ -234,7 +234,8 @@ def _finish(setup: Setup, tools: Tools, state: TrainState) -> dict:
         step=best_step,
         exemplars=setup.exemplars,
     )
-    gallery.save_samples(keys.stream(trained.key, keys.SAMPLES), trained)
+    with phase("drawing samples"):
+        gallery.save_samples(keys.stream(trained.key, keys.SAMPLES), trained)
     save = functools.partial(folder.update_results, setup.workdir, setup.config, epoch, spent=spent)
     values = evaluate(trained, setup.evaluator, save)
     tools.writer.write(best_step, epoch, "test", values)

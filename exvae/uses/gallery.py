@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from exvae.distributions import to_unit
 from exvae.errors import UserError
 from exvae.runs import figures, outputs
+from exvae.runs.progress import phase
 from exvae.runs.trained import TrainedModel
 from exvae.scale import sharding
 from exvae.uses import generate
@@ -58,11 +59,13 @@ def sample_task(run: TrainedModel, out: str = "") -> None:
     options = run.config.generate
     how = {"temperature": options.temperature, "draw": options.draw}
     key_random, key_pick, key_plates = jax.random.split(jax.random.key(options.seed), 3)
-    samples = generate.sample(key_random, run, options.num_images, sources=_pool(run), **how)
+    with phase("drawing samples"):
+        samples = generate.sample(key_random, run, options.num_images, sources=_pool(run), **how)
     shown = samples.images[:SHOWN]
     columns = int(np.ceil(np.sqrt(len(shown))))
     figures.save_grid(_figure(run, "random.png"), _rows_of(columns, shown))
-    images = generate.plates(key_plates, run, _sources(key_pick, run, options.num_sources), **how)
+    with phase("drawing around exemplars"):
+        images = generate.plates(key_plates, run, _sources(key_pick, run, options.num_sources), **how)
     figures.save_plates(_figure(run, "plates.png"), images)
     others = {}
     if samples.sources is not None:
