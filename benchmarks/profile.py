@@ -60,7 +60,7 @@ def parts_of_algorithm() -> dict[int, str]:
     """The numbered line of Algorithm 1 for each line of the file algorithm.py."""
     found, current = {}, "average, sums, checks"
     for number, text in enumerate(Path(algorithm.__file__).read_text().splitlines(), 1):
-        for match in re.finditer(r"^    +# (\d)\. (.*)|  (\d)\. (.*)", text):
+        if re.match(r" +# \d\. ", text):
             current = text.strip("# ").split(" (")[0].split(", Eq")[0].strip()
         if text.startswith("def training_terms"):
             current = ""

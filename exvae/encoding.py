@@ -139,14 +139,15 @@ def make_encode_all(model: nn.Module, mesh: Mesh, block: int) -> Callable[[dict,
     return encode_all
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 @jax.default_matmul_precision("highest")  # accelerators round the factors of products by default
-def posterior(model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -> Normal:
+def posterior(mesh: Mesh, model: nn.Module, params: dict, images: UInt8[Array, "B H W C"]) -> Normal:
     """Encode images to q(z|x), the posterior of the top latent."""
-    return models.apply(model, params, to_unit(images), method="encode")
+    with sharding.context(mesh):
+        return models.apply(model, params, to_unit(images), method="encode")
 
 
 def encode(mesh: Mesh, model: nn.Module, params: dict, images: UInt8[np.ndarray, "n H W C"]) -> Normal:
     """Encode any number of images to q(z|x), streamed from the host."""
     size = 2 * model.block_rows * mesh.size
-    return map_batches(lambda _, batch: posterior(model, params, batch), images, size, mesh)
+    return map_batches(lambda _, batch: posterior(mesh, model, params, batch), images, size, mesh)

@@ -48,13 +48,7 @@ def map_batches(
     Returns:
       The same tree, of numpy arrays with one row per image.
     """
-
-    def apply(start: int, batch: np.ndarray) -> Any:
-        if mesh is None:
-            return function(start, batch)
-        with sharding.context(mesh):
-            return function(start, sharding.split(mesh, batch))
-
-    batches = padded_batches(images, size, 1 if mesh is None else mesh.size)
-    parts = [sharding.fetch(apply(start, batch)) for start, batch in batches]
+    parts = []
+    for start, batch in padded_batches(images, size, 1 if mesh is None else mesh.size):
+        parts.append(sharding.fetch(function(start, batch if mesh is None else sharding.split(mesh, batch))))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(images)], *parts)

@@ -51,7 +51,8 @@ def make_evaluator(config: ConfigDict, model: nn.Module, mesh: Mesh) -> Evaluato
     @jax.jit
     @exactly
     def elbo_batch(key: Array, params: dict, images: UInt8[Array, "B H W C"], components: Any) -> Elbo:
-        return evaluation_elbo(key, model, params, images, components, prior=prior, mesh=mesh)
+        with sharding.context(mesh):
+            return evaluation_elbo(key, model, params, images, components, prior=prior, mesh=mesh)
 
     return Evaluator(mesh, batch, make_encode_all(model, mesh, 2 * batch), components, elbo_batch)
 
