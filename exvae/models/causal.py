@@ -125,22 +125,22 @@ def drop_out(key: Array, h: Maps, rate: float) -> Maps:
 
 
 def attend(
-    query: Float[Array, "h Q d"], key: Float[Array, "h K d"], value: Float[Array, "h K d"], first: Int[Array, ""] | int
+    query: Float[Array, "h Q d"], key: Float[Array, "h d K"], value: Float[Array, "h d K"], first: Int[Array, ""] | int
 ) -> Float[Array, "h Q d"]:
     """Let pixels first, first + 1, ... attend to all pixels before them. The result is zero for pixel 0."""
-    scores = jnp.einsum("hqd,hkd->hqk", query / np.sqrt(query.shape[-1]), key)
+    # Pixels are the last axis of keys and values, because then no product of the backward pass needs a transpose.
+    scores = jnp.einsum("hqd,hdk->hqk", query / np.sqrt(query.shape[-1]), key)
     position = first + jnp.arange(query.shape[1])
-    seen = jnp.arange(key.shape[1]) < position[:, None]
-    scores = jnp.where(seen, scores, -1e30)
+    scores = jnp.where(jnp.arange(key.shape[2]) < position[:, None], scores, -1e30)
     most = checkpoint_name(lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)), ATTENTION)
     # One product for the weighted values and for the sum of the weights.
-    values = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
-    sums = checkpoint_name(jnp.einsum("hqk,hkd->hqd", jnp.exp(scores - most), values), ATTENTION)
+    values = jnp.concatenate([value, jnp.ones_like(value[:, :1])], axis=1)
+    sums = checkpoint_name(jnp.einsum("hqk,hdk->hqd", jnp.exp(scores - most), values), ATTENTION)
     return jnp.where((position > 0)[:, None], sums[..., :-1] / sums[..., -1:], 0.0)
 
 
 def causal_attention(
-    query: Float[Array, "B h L d"], key: Float[Array, "B h L d"], value: Float[Array, "B h L d"]
+    query: Float[Array, "B h L d"], key: Float[Array, "B h d L"], value: Float[Array, "B h d L"]
 ) -> Float[Array, "B h L d"]:
     """Apply `attend` to all pixels. Only the scores of one chunk of a few images are in memory at a time."""
     heads, length = query.shape[1:3]
@@ -150,7 +150,7 @@ def causal_attention(
     @functools.partial(jax.checkpoint, static_argnums=3, policy=keep)  # slices inside, so no copies are stored
     def chunk(q: Array, k: Array, v: Array, start: int) -> Array:
         end = start + size
-        return attend(q[:, start:end], k[:, :end], v[:, :end], start)
+        return attend(q[:, start:end], k[..., :end], v[..., :end], start)
 
     def image(qkv: tuple[Array, Array, Array]) -> Array:
         return jnp.concatenate([chunk(*qkv, start) for start in range(0, length, size)], axis=1)

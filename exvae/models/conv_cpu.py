@@ -35,7 +35,7 @@ from exvae.models.layers import RESULT
 
 # Memory of the factors and results of the products of one piece of a batch. The products of smaller pieces are too
 # small for full speed. Larger pieces do not stay in the cache. For Winograd it is the memory of 16 products or more.
-PATCH_BYTES, TILE_BYTES = 4 * 2**20, 3 * 2**20
+PATCH_BYTES, TILE_BYTES = 4 * 2**20, 6 * 2**20
 # A product has at least this many rows, because each piece reads the whole kernel and adds to its whole gradient.
 ROWS = 512
 MANY_CHANNELS = 16  # with fewer, transforming the tiles takes longer than the multiplications that it saves

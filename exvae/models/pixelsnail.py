@@ -42,8 +42,8 @@ class Drawn(NamedTuple):
     image: Float[Array, "B h w C"]
     mean: Float[Array, "B h w C"]  # mean of p(x_j | x_1 ... x_{j-1}, z)
     maps: list[Float[Array, "B h w F"]]  # inputs of the masked convolutions
-    key: Float[Array, "B h L d"]
-    value: Float[Array, "B h L d"]
+    key: Float[Array, "B h d L"]
+    value: Float[Array, "B h d L"]
 
 
 class Decoder(nn.Module):
@@ -90,11 +90,11 @@ class Decoder(nn.Module):
 
     def keys_values(
         self, x: Float[Array, "B H W _"], h: Maps, context: Context
-    ) -> tuple[Float[Array, "B h L d"], Float[Array, "B h L d"]]:
+    ) -> tuple[Float[Array, "B h d L"], Float[Array, "B h d L"]]:
         """Compute keys and values. They may depend on x_j, because only later pixels attend to them."""
         joint = jnp.concatenate([x, h, context.side], axis=-1)
         key, value = jnp.split(self.key_value(nn.elu(joint)), 2, axis=-1)
-        return _heads(key), _heads(value)
+        return _heads(key).swapaxes(2, 3), _heads(value).swapaxes(2, 3)
 
     def head(self, h: Maps, found: Float[Array, "B h L d"]) -> Float[Array, "B H W _"]:
         """Compute the logits from the features and the output of the attention."""
@@ -134,7 +134,7 @@ class PixelSNAIL(ConvHVAE):
         num_pixels = self.image_shape[0] * self.image_shape[1]
         context = self.context(*latents)
         u = jnp.broadcast_to(u, (len(latents[0]), *self.image_shape))
-        heads = jnp.zeros((len(u), HEADS, num_pixels, HEAD_DIM))
+        heads = jnp.zeros((len(u), HEADS, HEAD_DIM, num_pixels))
         empty = all_windows(jnp.zeros_like(u))
         start = Drawn(empty, empty, 2 * BLOCKS * [all_windows(jnp.zeros_like(context.start))], heads, heads)
         # A JAX loop needs a pure function. It cannot call the methods of a bound Flax module.
@@ -160,6 +160,6 @@ class PixelSNAIL(ConvHVAE):
             pixel.write(drawn.image, x),
             pixel.write(drawn.mean, self.family.mean(logits)),
             pixel.maps,
-            lax.dynamic_update_slice_in_dim(drawn.key, key, number, axis=2),
-            lax.dynamic_update_slice_in_dim(drawn.value, value, number, axis=2),
+            lax.dynamic_update_slice_in_dim(drawn.key, key, number, axis=3),
+            lax.dynamic_update_slice_in_dim(drawn.value, value, number, axis=3),
         )
