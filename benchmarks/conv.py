@@ -2,19 +2,21 @@
 
 python -m benchmarks.conv [--architectures=convhvae,pixelsnail,celeba] [--out=FILE.json]
 
-For each layer there are four variants: the way that `models.conv_cpu` chooses, patches of the images, XLA's
-convolution, and a matrix product with as many operations. With PyTorch in the environment, its convolution is a fifth.
+For each layer there are these variants: the way that `models.conv_cpu` chooses, patches of the images, XLA's
+convolution, a matrix product with as many operations, PyTorch's convolution if it is installed, and, where Winograd is
+chosen for kernels up to 3x3, tiles of 4x4 instead of 2x2 results.
 They alternate in one run. The batch has 100 images. Times are medians of the forward pass, and of both passes; the
 first layer of an encoder has no gradient of the images. Errors are root mean squares relative to the result in float64.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -110,32 +112,45 @@ def arrays(shape: Shape, num_images: int) -> Arrays:
     return Arrays(*map(jnp.asarray, values))
 
 
+@contextlib.contextmanager
+def larger_tiles() -> Iterator[None]:
+    """Winograd with tiles of 4x4 results."""
+    conv_cpu.transform.cache_clear()
+    with mock.patch.object(conv_cpu, "TILE", 4):
+        yield
+    conv_cpu.transform.cache_clear()
+
+
+CHANGES = {
+    "ours": contextlib.nullcontext,
+    "patches": lambda: mock.patch.object(conv_cpu, "_choose", conv_cpu.input_patches),
+    "tiles4": larger_tiles,
+}
+
+
 def forward_of(shape: Shape) -> dict[str, Callable]:
     """The functions (x, kernel) -> result that are compared."""
 
     def layer(kernel: jax.Array) -> Layer:
         return Layer(kernel, None, shape.stride, shape.padding, None)
 
-    def patches(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        with mock.patch.object(conv_cpu, "_choose", conv_cpu.input_patches):
-            return conv_cpu.convolve([layer(kernel)], x)
-
-    return {
-        "ours": lambda x, kernel: conv_cpu.convolve([layer(kernel)], x),
-        "patches": patches,
-        "lax": lambda x, kernel: conv.plain([layer(kernel)], x),
-    }
+    found = {name: lambda x, kernel: conv_cpu.convolve([layer(kernel)], x) for name in CHANGES}
+    sizes = (*shape.kernel[2:], *(4 * side for side in shape.output[:2]))  # 4x4 results: only where Winograd is chosen
+    if shape.stride > 1 or max(shape.kernel[:2]) > 3 or min(sizes) < 16:
+        del found["tiles4"]
+    return {**found, "lax": lambda x, kernel: conv.plain([layer(kernel)], x)}
 
 
-def with_gradients(forward: Callable, first: bool) -> Callable:
+def with_gradients(name: str, forward: Callable, first: bool) -> Callable:
     """Make (x, kernel, dy) -> the result and the gradients that training needs."""
 
     def both(x: jax.Array, kernel: jax.Array, dy: jax.Array) -> Any:
-        if first:
-            y, pull = jax.vjp(lambda kernel: forward(x, kernel), kernel)
-        else:
-            y, pull = jax.vjp(forward, x, kernel)
-        return y, pull(dy)
+        with CHANGES.get(name, contextlib.nullcontext)():
+            if first:
+                y, pull = jax.vjp(lambda kernel: forward(x, kernel), kernel)
+            else:
+                y, pull = jax.vjp(forward, x, kernel)
+            return y, pull(dy)
 
     return both
 
@@ -146,14 +161,20 @@ def variants(shape: Shape, num_images: int) -> dict[str, tuple[Run, Run]]:
     rows = jnp.ones((num_images * shape.output[0] * shape.output[1], int(np.prod(shape.kernel[:3]))))
     inputs = {name: (forward, x, kernel, dy) for name, forward in forward_of(shape).items()}
     inputs["product"] = (jnp.matmul, rows, kernel.reshape(-1, shape.kernel[-1]), dy.reshape(-1, shape.kernel[-1]))
-    runs = {name: _jax_runs(*values, first=shape.first) for name, values in inputs.items()}
+    runs = {name: _jax_runs(name, *values, first=shape.first) for name, values in inputs.items()}
     if importlib.util.find_spec("torch"):
         runs["torch"] = _torch_runs(shape, x, kernel, dy)
     return runs
 
 
-def _jax_runs(forward: Callable, x: jax.Array, kernel: jax.Array, dy: jax.Array, *, first: bool) -> tuple[Run, Run]:
-    once, both = jax.jit(forward), jax.jit(with_gradients(forward, first))
+def _jax_runs(
+    name: str, forward: Callable, x: jax.Array, kernel: jax.Array, dy: jax.Array, *, first: bool
+) -> tuple[Run, Run]:
+    def changed(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        with CHANGES.get(name, contextlib.nullcontext)():
+            return forward(x, kernel)
+
+    once, both = jax.jit(changed), jax.jit(with_gradients(name, forward, first))
     return lambda: jax.block_until_ready(once(x, kernel)), lambda: jax.block_until_ready(both(x, kernel, dy))
 
 
@@ -197,10 +218,10 @@ def errors(shape: Shape) -> dict[str, float]:
     forward = forward_of(shape)
     with jax.enable_x64(True):
         wide = [jnp.asarray(np.asarray(value, np.float64)) for value in values]
-        exact, (*_, exact_gradient) = jax.jit(with_gradients(forward["lax"], shape.first))(*wide)
+        exact, (*_, exact_gradient) = jax.jit(with_gradients("lax", forward["lax"], shape.first))(*wide)
     found = {}
     for name, function in forward.items():
-        y, (*_, gradient) = jax.jit(with_gradients(function, shape.first))(*values)
+        y, (*_, gradient) = jax.jit(with_gradients(name, function, shape.first))(*values)
         found[f"{name}_error"] = _relative(y, exact)
         found[f"{name}_gradient_error"] = _relative(gradient, exact_gradient)
     return found
@@ -225,7 +246,7 @@ def row(architecture: str, shape: Shape, times_used: int) -> dict[str, Any]:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print GFLOP/s of both passes, and the errors."""
-    names = [name for name in ("ours", "patches", "lax", "torch", "product") if f"{name}_gflops" in rows[0]]
+    names = [name for name in ("ours", "patches", "tiles4", "lax", "torch", "product")]
     print(
         f"{'GFLOP/s of forward and backward pass':48}"
         + "".join(f"{name:>10}" for name in names)
@@ -233,8 +254,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     )
     for found in rows:
         label = f"{found['architecture']:11} {found['times']} x {found['layer']}"
-        rates = "".join(f"{found[f'{name}_gflops']:10.0f}" for name in names)
-        print(f"{label:48}{rates}   {found['ours_error']:.1e} {found['patches_error']:.1e}", flush=True)
+        rates = "".join(f"{found.get(f'{name}_gflops', 0):10.0f}" for name in names)
+        print(f"{label:48}{rates}   {found['ours_error']:.1e} {found['patches_error']:.1e}")
 
 
 def main(argv: list[str]) -> None:

@@ -56,6 +56,6 @@ class Loop:
     def run(self, steps: int = 1) -> None:
         """Run this many steps and wait for the last. As in training, the host works ahead of the devices."""
         for _ in range(steps):
-            self.state, elbo = self._step(self.state, self._batch())
+            self.state, self.elbo = self._step(self.state, self._batch())
             self._number += 1
-        jax.block_until_ready((self.state, elbo))
+        jax.block_until_ready((self.state, self.elbo))

@@ -36,6 +36,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "stl": {"optim.estimator": "stl"},
     "ema": {"optim.ema": 0.999},
     "stl + ema": BOTH,
+    "two z": {"objective.samples": 2},
+    "four z": {"objective.samples": 4},
     "stl + ema, two z": {**BOTH, "objective.samples": 2},
     "stl + ema, K = 1": {**BOTH, "retrieval.num_neighbours": 1},
 }

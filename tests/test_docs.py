@@ -315,12 +315,19 @@ def test_tree_of_the_code_equals_the_folder():
     assert named == there
 
 
-def load_generator():
-    spec = importlib.util.spec_from_file_location("make_configuration", ROOT / "docs" / "make_configuration.py")
+def load_generator(name="make_configuration"):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     with mock.patch.object(sys, "path", list(sys.path)):
         spec.loader.exec_module(module)
     return module
+
+
+def test_benchmark_tables_are_made_from_the_results():
+    generator = load_generator("make_benchmarks")
+    page = generator.PAGE.read_text()
+    assert page == generator.page(), "run python docs/make_benchmarks.py"
+    assert all(f"<!-- {name} -->" in page for name in generator.TABLES)
 
 
 def test_configuration_page_is_generated_from_the_config():

@@ -151,7 +151,9 @@ def train_networks(
             record = records.get(name)
             if record is None:
                 text = f"lambda {lambda_:g}, network {seed + 1} of {options.networks}"
-                source = source or make_source(run, known)
+                if source is None:
+                    with progress.phase(f"encoding {len(known):,} images"):
+                        source = make_source(run, known)
                 start = init_state(jax.random.key(seed), classifier, optimizer, run.model.image_shape)
                 state, seconds = train_network(run, source, start, train_step, seed=seed, text=text, folder=folder)
                 labels = classes[predict(classifier, state.params, held_out.images)]

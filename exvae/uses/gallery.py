@@ -84,11 +84,12 @@ def interpolate_task(run: TrainedModel, out: str = "") -> None:
     sources = sources[: len(sources) // 2 * 2]
     x = run.exemplars.images[sources]
     a, b = x[0::2], x[1::2]
-    images = {
-        "interpolation": generate.interpolate(run, a, b, options.steps),
-        "grid": np.stack([generate.grid(run, image) for image in a]),
-        "crossover": generate.crossover(run, a, b),
-    }
+    with phase("drawing between exemplars"):
+        images = {
+            "interpolation": generate.interpolate(run, a, b, options.steps),
+            "grid": np.stack([generate.grid(run, image) for image in a]),
+            "crossover": generate.crossover(run, a, b),
+        }
     lines = np.concatenate([to_unit(a)[:, None], images["interpolation"], to_unit(b)[:, None]], axis=1)
     ends = np.isin(np.arange(lines.shape[1]), [0, lines.shape[1] - 1])
     figures.save_grid(_figure(run, "interpolation.png"), lines, ends)
@@ -112,7 +113,8 @@ def iterate_task(run: TrainedModel, out: str = "") -> None:
     starts = {"images": np.asarray(to_unit(run.exemplars.images[sources])), "noise": np.asarray(noise)}
     images = {}
     for key, (name, start) in zip(keys, starts.items(), strict=True):
-        chain = generate.iterate(key, run, start, options.steps, temperature=options.temperature, draw=options.draw)
+        with phase(f"drawing chains from {name}"):
+            chain = generate.iterate(key, run, start, options.steps, temperature=options.temperature, draw=options.draw)
         whole = np.concatenate([start[:, None], chain], axis=1)
         figures.save_grid(_figure(run, f"chain_{name}.png"), whole, np.arange(whole.shape[1]) == 0)
         images[f"from_{name}"] = chain

@@ -23,6 +23,7 @@ from exvae.priors.parzen import exemplar_log_prob
 from exvae.retrieval import exact
 from exvae.runs import figures, outputs
 from exvae.runs.folder import write_json
+from exvae.runs.progress import phase
 from exvae.runs.trained import TrainedModel
 from exvae.uses import generate
 
@@ -148,9 +149,10 @@ def main(run: TrainedModel, out: str = "") -> None:
     if max(explained) >= num_test:
         raise UserError(f"config.represent.explain: there is no test image {max(explained)}, only 0..{num_test - 1}")
     parts = vars(run.grey)
-    means = {
-        name: np.asarray(encode(run.mesh, run.model, run.params, part.images).mean) for name, part in parts.items()
-    }
+    with phase(f"encoding {sum(map(len, parts.values())):,} images"):
+        means = {
+            name: np.asarray(encode(run.mesh, run.model, run.params, part.images).mean) for name, part in parts.items()
+        }
     binary = encode(run.mesh, run.model, run.params, run.dataset.test.images).mean  # as in --task=evaluate
     results: dict[str, Any] = {"active_units": active_units(binary), "latent_dim": run.model.latent_dim}
     print(f"active units {results['active_units']} of {results['latent_dim']}", flush=True)
@@ -165,7 +167,8 @@ def main(run: TrainedModel, out: str = "") -> None:
     except UserError as error:
         print(f"{error}: left out")
 
-    distances = memorisation(jax.random.key(run.config.seed), run, options.memorisation_images)
+    with phase("distances to the training images"):
+        distances = memorisation(jax.random.key(run.config.seed), run, options.memorisation_images)
     results["memorisation"] = {name: float(np.median(values)) for name, values in distances.items()}
     figures.save_histograms(folder / "memorisation.png", distances, "distance to the nearest training image")
     medians = "  ".join(f"{name} {value:.2f}" for name, value in results["memorisation"].items())
@@ -179,7 +182,8 @@ def main(run: TrainedModel, out: str = "") -> None:
     if options.tsne_images:
         some = generate.pick(jax.random.key(run.config.seed), np.arange(num_test), options.tsne_images)
         classes = run.grey.test.labels
-        save_tsne(means["test"][some], None if classes is None else classes[some], folder / "tsne.png")
+        with phase(f"t-SNE of {len(some):,} images"):
+            save_tsne(means["test"][some], None if classes is None else classes[some], folder / "tsne.png")
     print(f"figures  {folder}/*.png\nnumbers  {run.workdir}/represent.json")
 
 
