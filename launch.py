@@ -13,6 +13,7 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from exvae import config as configs
+from exvae import huge_pages
 from exvae.errors import Diverged, UserError
 
 # JAX and the modules that use it are imported by the functions below, so that --help and a mistake answer at once.
@@ -165,6 +166,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    huge_pages.use()
     try:
         code = main(sys.argv)
     except BaseException:

@@ -8,6 +8,7 @@ Each round runs `python -m benchmarks.train_step` in both checkouts. The ratio i
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import tempfile
 from pathlib import Path
 
 from absl import app, flags
+
+from exvae import huge_pages
 
 TREE = flags.DEFINE_string("tree", None, "folder of the other checkout", required=True)
 ROUNDS = flags.DEFINE_integer("rounds", 2, "how often each checkout is measured")
@@ -30,7 +33,8 @@ def run(tree: Path, options: list[str]) -> Rows:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "rows.json")
         command = [sys.executable, "-m", "benchmarks.train_step", *options, f"--out={out}"]
-        subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        env = {name: value for name, value in os.environ.items() if name != huge_pages.VARIABLE}  # each its own way
+        subprocess.run(command, cwd=tree, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         return {(row["architecture"], row["prior"], row["search"]): row for row in json.loads(out.read_text())}
 
 

@@ -37,7 +37,7 @@ PLACES = {
     "sweeps": 0.16, "reproduce": 0.56,
 }  # fmt: skip
 SMALL = ("arrays", "errors", "files", "keys", "once")  # every room may import them, so the picture has no lines to them
-DOORS = ("tables", "results", "trials", "__init__")  # short modules that start a command, and the public interface
+DOORS = ("huge_pages", "tables", "results", "trials", "__init__")  # modules that start a command; the public interface
 
 
 def room_of(path: Path, package: Path) -> str:
