@@ -147,11 +147,9 @@ def causal_attention(
     size = min(length, max(SMALLEST_CHUNK, -(-length // CHUNKS)))
     keep = jax.checkpoint_policies.save_only_these_names(ATTENTION)
 
-    @functools.partial(
-        jax.checkpoint, static_argnums=3, policy=keep, prevent_cse=False
-    )  # slices inside, so no copies are stored
+    @functools.partial(jax.checkpoint, static_argnums=3, policy=keep, prevent_cse=False)
     def chunk(q: Array, k: Array, v: Array, start: int) -> Array:
-        end = start + size
+        end = start + size  # slices are taken inside, so no copies are stored
         return attend(q[:, start:end], k[..., :end], v[..., :end], start)
 
     def image(qkv: tuple[Array, Array, Array]) -> Array:
