@@ -2,7 +2,7 @@
 
 python -m benchmarks.conv_training [--steps=200] [--out=FILE.json]
 
-From the same parameters and with the same noise, the convolutions are those of `models.conv_cpu`, or all of them patches
+From the same parameters and with the same noise, the convolutions are those of `models.conv_cpu`, or all are patches
 of the images. Another seed shows how much curves differ anyway. MNIST must be there (EXVAE_DATA_DIR).
 """
 

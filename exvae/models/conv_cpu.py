@@ -39,6 +39,7 @@ PATCH_BYTES, TILE_BYTES = 4 * 2**20, 6 * 2**20
 # A product has at least this many rows, because each piece reads the whole kernel and adds to its whole gradient.
 ROWS = 512
 MANY_CHANNELS = 16  # with fewer, transforming the tiles takes longer than the multiplications that it saves
+SMALL = 4  # results of this height or width have too few tiles for the time that transforming the kernel takes
 TILE = 2  # outputs of a tile in each direction. Larger tiles are not faster here, and round six times as much
 # Points of the transform, in this order; the last is infinity. These are the most accurate ones for kernels of five.
 POINTS = (0, 1, -1, 2, Fraction(-1, 2))
@@ -107,7 +108,7 @@ def _choose(image: tuple[int, ...], kernel: Kernel, stride: int, padding: Paddin
     if stride > 1:
         return input_patches(image, kernel, stride, padding)
     within = max(*padding[0], *padding[1]) < min(k, l)  # each result depends on a pixel of the image
-    fits = min(k, l) >= 2 and max(k, l) <= LARGEST and min(output_size(image, kernel, 1, padding)) >= 2 * TILE
+    fits = min(k, l) >= 2 and max(k, l) <= LARGEST and min(output_size(image, kernel, 1, padding)) > SMALL
     if within and fits and min(channels, features) >= MANY_CHANNELS:
         return winograd(image, kernel, padding)
     if within and features < channels:

@@ -98,20 +98,21 @@ def test_winograd_rounds_little_more_than_patches():
 
 
 @pytest.mark.parametrize(
-    "shape, stride, method",
+    "size, shape, stride, method",
     [
-        ((3, 3, 64, 128), 1, "winograd"),
-        ((3, 3, 64, 128), 2, "input_patches"),
-        ((3, 3, 1, 64), 1, "input_patches"),
-        ((3, 3, 64, 6), 1, "output_patches"),
-        ((7, 7, 64, 64), 1, "input_patches"),  # no points for so large a kernel
+        (14, (3, 3, 64, 128), 1, "winograd"),
+        (4, (3, 3, 64, 128), 1, "input_patches"),
+        (14, (3, 3, 64, 128), 2, "input_patches"),
+        (14, (3, 3, 1, 64), 1, "input_patches"),
+        (14, (3, 3, 64, 6), 1, "output_patches"),
+        (14, (7, 7, 64, 64), 1, "input_patches"),  # no points for so large a kernel
     ],
 )
-def test_method_depends_on_the_shapes(monkeypatch, shape, stride, method):
+def test_method_depends_on_the_shapes(monkeypatch, size, shape, stride, method):
     for name in ("winograd", "input_patches", "output_patches"):
         monkeypatch.setattr(conv_cpu, name, lambda *_, name=name: conv_cpu.Products(name, mock.Mock(), 1))
     k = shape[0] // 2
-    assert conv_cpu._choose((14, 14, shape[2]), jnp.zeros(shape), stride, ((k, k), (k, k))).weights == method
+    assert conv_cpu._choose((size, size, shape[2]), jnp.zeros(shape), stride, ((k, k), (k, k))).weights == method
 
 
 @pytest.mark.parametrize("num_images, most, want", [(1100, 18, 11), (7, 3, 3), (5, 100, 5), (13, 0, 1), (0, 9, 1)])
