@@ -143,6 +143,7 @@ def page() -> str:
     for name, make in TABLES.items():
         before, begin, rest = text.partition(f"<!-- {name} -->\n\n")
         _, end, after = rest.partition("\n\n<!-- end -->")
+        assert begin and end, f"no place for the table {name}"
         text = before + begin + make() + end + after
     return text
 

@@ -118,6 +118,9 @@ def check_benchmark(name: str, words: list[str]) -> None:
     """Reads the flags from the source, because two benchmarks that define the same flag cannot both be imported."""
     source = (ROOT / f"{name.replace('.', '/')}.py").read_text()
     kinds = {flag: kind for kind, flag in re.findall(r"flags\.DEFINE_(\w+)\(\s*\"(\w+)\"", source)}
+    if "--" in words:  # options of another benchmark
+        check_benchmark("benchmarks.train_step", words[words.index("--") + 1 :])
+        words = words[: words.index("--")]
     for word in words:
         flag, equals, value = word.removeprefix("--").partition("=")
         assert word.startswith("--") and equals and flag in kinds, f"{name} has no {word}"

@@ -1,11 +1,10 @@
 """The whole training step can be lowered for accelerators, and keeps the plain convolution there."""
 
-from unittest import mock
-
 import jax
 import numpy as np
 import pytest
 
+from exvae.runs.checkpoint import Checkpoints
 from exvae.training import loop
 from exvae.training.feed import Feeder
 from exvae.training.setup import start
@@ -16,7 +15,7 @@ def test_step_of_convolutions_is_lowered_for_accelerators(architecture, tiny_con
     tiny_config.model.architecture, tiny_config.model.channels = architecture, 4
     tiny_config.retrieval.search = "exact"
     setup = loop.prepare(tiny_config, tmp_path)
-    state, _ = start(setup, mock.Mock(restore_latest=lambda like: None))
+    state, _ = start(setup, Checkpoints(tmp_path))
     feeder = Feeder(setup.config, setup.model, setup.mesh, setup.store, state)
     batch = feeder(state, 0, np.arange(tiny_config.train.batch_size, dtype=np.int32))
     assert "stablehlo.convolution" not in setup.train_step.lower(state, batch).as_text()
