@@ -28,6 +28,9 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.augment_step
 	$(BIN)/python -m benchmarks.pixel_sampling
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.conv
+	$(BIN)/python -m benchmarks.profile
+	$(BIN)/python -m benchmarks.validation
 	$(BIN)/python -m benchmarks.start
 
 # The paper's tables, cell by cell: this takes hours. Options: ARGS="--cells='mnist_vae_*' --jobs=2"; --dry_run lists.
