@@ -40,7 +40,7 @@ PATCH_BYTES, TILE_BYTES = 4 * 2**20, 6 * 2**20
 ROWS = 512
 MANY_CHANNELS = 16  # with fewer, transforming the tiles takes longer than the multiplications that it saves
 SMALL = 4  # results of this height or width have too few tiles for the time that transforming the kernel takes
-TILE = 2  # outputs of a tile in each direction. Larger tiles are not faster here, and round six times as much
+TILE = 2  # outputs of a tile in each direction. Larger tiles are rarely faster, and round four times as much
 # Points of the transform, in this order; the last is infinity. These are the most accurate ones for kernels of five.
 POINTS = (0, 1, -1, 2, Fraction(-1, 2))
 LARGEST = len(POINTS) + 2 - TILE  # kernel with enough points
