@@ -135,8 +135,8 @@ def forward_of(shape: Shape) -> dict[str, Callable]:
         return Layer(kernel, None, shape.stride, shape.padding, None)
 
     found = {name: lambda x, kernel: conv_cpu.convolve([layer(kernel)], x) for name in CHANGES}
-    sizes = (*shape.kernel[2:], *(4 * side for side in shape.output[:2]))  # 4x4 results: only where Winograd is chosen
-    if shape.stride > 1 or max(shape.kernel[:2]) > 3 or min(sizes) < 16:
+    small = min(shape.output[:2]) <= conv_cpu.SMALL or min(shape.kernel[2:]) < conv_cpu.MANY_CHANNELS
+    if shape.stride > 1 or max(shape.kernel[:2]) > 3 or small:  # Winograd is not chosen, or has no points
         del found["tiles4"]
     return {**found, "lax": lambda x, kernel: conv.plain([layer(kernel)], x)}
 

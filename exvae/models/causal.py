@@ -117,7 +117,7 @@ class GatedResidual(nn.Module):
 
 def drop_out(key: Array, h: Maps, rate: float) -> Maps:
     """Set each value to zero with probability `rate`, rounded to 16 bits, and divide the others by 1 - rate."""
-    # Two values share the 32 bits of a random number, because random numbers take as long as a convolution.
+    # Two values share the 32 bits of a random number, because drawing random numbers is slow on a CPU.
     pairs = jax.random.bits(key, (*h.shape[:-1], -(-h.shape[-1] // 2)), jnp.uint32)
     bits = lax.bitcast_convert_type(pairs, jnp.uint16).reshape(*h.shape[:-1], -1)[..., : h.shape[-1]]
     threshold = round(rate * 2**16)
@@ -157,6 +157,4 @@ def causal_attention(
 
     most = SCORE_BYTES if jax.default_backend() == "cpu" else ACCELERATOR_SCORE_BYTES
     images = max(1, most // (4 * heads * size * length))
-    if images == 1:
-        return lax.map(image, (query, key, value))
-    return lax.map(image, (query, key, value), batch_size=images)
+    return lax.map(image, (query, key, value), batch_size=images if images > 1 else None)
