@@ -64,13 +64,21 @@ def _step(row: dict[str, Any]) -> list[str]:
 def conv() -> str:
     """GFLOP/s of every convolution, with its gradients."""
     found = read("conv")
-    titles = {"ours": "exvae", "patches": "patches", "tiles4": "4x4 tiles", "lax": "`lax.conv`", "torch": "PyTorch"}
+    titles = {"ours": "exvae", "patches": "patches", "tiles4": "4x4 tiles", "lax": "XLA", "torch": "PyTorch"}
     titles, names = {**titles, "product": "product"}, ("ours", "patches", "tiles4")
     rows = []
     for row in found["layers"]:
         errors = [f"{row[f'{name}_error']:.1e}" if f"{name}_error" in row else "" for name in names]
         rates = [f"{row[f'{name}_gflops']:.0f}" if f"{name}_gflops" in row else "" for name in titles]
-        rows.append([f"`{row['architecture']}`", str(row["times"]), row["layer"], *rates, *errors])
+        rows.append(
+            [
+                f"`{row['architecture']}`",
+                str(row["times"]),
+                row["layer"].replace(" ", "\N{NO-BREAK SPACE}").replace("->", "→"),
+                *rates,
+                *errors,
+            ]
+        )
     heads = ["", "times", "layer", *titles.values(), "error: exvae", "patches", "4x4 tiles"]
     return table(heads, rows)
 
