@@ -68,7 +68,7 @@ def conv() -> str:
     titles, names = {**titles, "product": "product"}, ("ours", "patches", "tiles4")
     rows = []
     for row in found["layers"]:
-        errors = [f"{row[f'{name}_error']:.1e}" if f"{name}_error" in row else "" for name in names]
+        errors = [f"{1e7 * row[f'{name}_error']:.1f}" if f"{name}_error" in row else "" for name in names]
         rates = [f"{row[f'{name}_gflops']:.0f}" if f"{name}_gflops" in row else "" for name in titles]
         rows.append(
             [
@@ -79,7 +79,7 @@ def conv() -> str:
                 *errors,
             ]
         )
-    heads = ["", "times", "layer", *titles.values(), "error: exvae", "patches", "4x4 tiles"]
+    heads = ["", "times", "layer", *titles.values(), "error / 10⁻⁷: exvae", "patches", "4x4 tiles"]
     return table(heads, rows)
 
 
